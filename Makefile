@@ -1,0 +1,71 @@
+# make demo       environment, model, the quick-start recipe as run `demo`, its report
+# make test       all tests
+# make test-fast  the fast ring
+# make test-gpu   what needs a CUDA device, and nothing else; without one all of it is skipped
+# make lint       ruff and mypy
+# make confirm-semantics   say that changed sources give the same results
+#
+# Everything lives in $(VENV) and in the artifact root (RFT_HOME, else ./.rft). A second call does only what is missing.
+# On a machine with a GPU: make CONSTRAINTS= ... takes the newest torch that pip finds.
+
+VENV ?= .venv
+PYTHON ?= python3
+CONSTRAINTS ?= deployments/constraints-cpu.txt
+MODEL ?= smollm2-135m
+RUN ?= demo
+PYTEST_ARGS ?=
+# A test process for each core, at most 4; whole files, so that their tests share what they set up. None: PARALLEL= .
+PARALLEL ?= -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+CONSTRAIN := $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-fast test-gpu lint format confirm-semantics clean
+
+help:
+	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
+
+# torch first: given the pin alone pip takes the build that fits the constraint, and the rest then finds torch in place.
+$(STAMP): pyproject.toml $(CONSTRAINTS)
+	@$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet torch $(CONSTRAIN)
+	$(PIP) install --quiet --editable '.[dev]' $(CONSTRAIN)
+	touch $@
+
+install: $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/rft fetch-model $(MODEL)
+	$(BIN)/rft run quickstart --name $(RUN)
+	$(BIN)/rft report $(RUN)
+
+# One pytest call, so that its last line counts everything; tests/conftest.py says in which order.
+test: $(STAMP)
+	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+
+test-fast: $(STAMP)
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow' $(PYTEST_ARGS)
+
+# One process: a device is not shared out.
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# After a change to a stage's sources that alters no result.
+confirm-semantics: $(STAMP)
+	$(BIN)/python -c 'from tests.tasks.test_semantics import confirm; confirm()'
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,1 @@
+"""Shipped data: recipes, the deployment file, constraints."""

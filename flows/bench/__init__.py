@@ -1,0 +1,14 @@
+"""`rft bench`: named benchmarks. Each prints a table and gives rows {name, metric, ours, peer, ratio, unit}."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flows.bench import data, rewards
+
+BENCHMARKS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
+    "data": data.run,
+    "rewards": rewards.run,
+}

@@ -1,0 +1,65 @@
+"""Evaluate a policy: a run of zero steps whose model is the policy's folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from data_contracts.checkpoints import checkpoint_manifest
+from data_contracts.refs import digest_of
+from data_contracts.tombstones import Tombstone
+from flows.root import artifact_root
+from rft_core.config import Recipe
+from rft_core.errors import SettingsError
+from rft_core.model_folder import model_digest
+from rft_core.recipes import absolute_overrides, recipe_digest, with_overrides
+from tasks.context import run_folder
+from tasks.runs import read_recipe, read_run
+
+
+def evaluation_recipe(root: Path, what: str, recipe: Recipe | None, overrides: list[str]) -> tuple[Recipe, str]:
+    """The recipe that evaluates a run's last policy or a model folder, and the name of its run.
+
+    Data, rewards and evaluation settings come from `recipe`, else from the run.
+    """
+    folder = run_folder(root, what)
+    if read_run(folder) is not None:
+        from flows.export import export_run
+
+        base = recipe or read_recipe(folder)
+        model = export_run(root, what)
+    elif _is_model_folder(Path(what)):
+        if recipe is None:
+            raise SettingsError(f"{what} is a model folder: name the recipe whose held-out data it meets, --recipe R")
+        base, model = recipe, Path(what).resolve()
+    else:
+        raise SettingsError(f"no run and no model folder {what!r} (runs lie under {artifact_root(str(root)) / 'runs'})")
+    chosen = with_overrides(base, absolute_overrides(overrides, Path.cwd()))
+    engine = "transformers" if chosen.rollout.engine == "none" else chosen.rollout.engine
+    evaluated = chosen.model_copy(
+        update={
+            "steps": 0,
+            "model": chosen.model.model_copy(update={"path": str(model), "lora_rank": 0}),
+            "rollout": chosen.rollout.model_copy(update={"engine": engine}),
+            "evaluation": chosen.evaluation.model_copy(update={"every": chosen.evaluation.every or 1}),
+        }
+    )
+    return evaluated, _name(what, evaluated, model)
+
+
+def _is_model_folder(folder: Path) -> bool:
+    """Raises SettingsError for a checkpoint whose data were deleted."""
+    tombstone = Tombstone.of(checkpoint_manifest(folder) or {})
+    if tombstone is not None:
+        raise SettingsError(
+            f"{tombstone.sentence(f'the checkpoint {folder}')}; to make it again: pin its step, and "
+            f"{tombstone.mend(str(folder.resolve().parent.parent))}"
+        )
+    return (folder / "config.json").is_file()
+
+
+def _name(what: str, recipe: Recipe, model: Path) -> str:
+    """Other weights or settings are another evaluation; the same ones resume theirs."""
+
+    readable = re.sub(r"[^a-z0-9._-]+", "-", Path(what).name.lower())[:40].strip("._-")
+    return f"{readable or 'model'}-evaluation-{digest_of([recipe_digest(recipe), model_digest(model)])[:8]}"

@@ -1,0 +1,142 @@
+"""What a run learned: its first evaluation against its last, on the same prompts, and where things are."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from flows.inspect.run import AT_STEP, RunView, open_run
+from flows.inspect.status import evaluations_of
+from rft_core.evaluation import Interval, paired_difference, prompt_scores
+
+EDGE_STEPS = 5  # so many steps at either end are averaged, since one step's reward is noisy
+ORDER = ("sampled_accuracy", "greedy_accuracy", "mean_reward")  # then pass@k
+
+
+@dataclass(frozen=True)
+class Change:
+    """A metric at the first and last evaluation. `low`..`high` is the 95 % interval of the paired difference; null when
+    the two cannot be paired.
+    """
+
+    metric: str
+    first: dict[str, Any]  # rows of the status object's evaluations
+    last: dict[str, Any]
+    difference: float
+    low: float | None = None
+    high: float | None = None
+    num_prompts: int = 0
+
+
+def learned(root: str, run: str) -> dict[str, Any]:
+    """First and last evaluation, reward of the first and last steps, and where the checkpoint is.
+
+    `metrics` is empty when the run evaluated fewer than two policies; `checkpoint` is null before the first.
+    """
+    view = open_run(root, run)
+    kept = [checkpoint for checkpoint in view.checkpoints() if checkpoint.is_there]
+    return {
+        "run": run,
+        "state": view.state,
+        "step": view.last_step,
+        "metrics": [asdict(change) for change in changes_of(view)],
+        "reward": reward_change(view),
+        "checkpoint": str(kept[-1].folder) if kept else None,
+        "export": f"rft export {run} --to {run}-model",
+        "report": f"rft report {run}",
+    }
+
+
+def learned_lines(summary: dict[str, Any]) -> list[str]:
+    """The summary as the last lines of `rft run`."""
+    lines = []
+    for change in summary["metrics"]:
+        line = f"{change['metric']}: {_measured(change['first'])} -> {_measured(change['last'])}"
+        if change["low"] is not None:
+            interval = f"[{change['low']:+.3f}, {change['high']:+.3f}]"
+            line += f", paired difference {change['difference']:+.3f} {interval}"
+        lines.append(f"{line} over {change['last']['num_prompts']} held-out prompts")
+    reward = summary["reward"]
+    if reward is not None:
+        count = reward["steps"]
+        lines.append(f"reward: {reward['first']:.3f} (first {count} steps) -> {reward['last']:.3f} (last {count})")
+    lines.append(f"checkpoint: {summary['checkpoint'] or 'none yet'}")
+    lines.append(f"model folder: {summary['export']}")
+    lines.append(f"report: {summary['report']}")
+    return lines
+
+
+def _measured(evaluation: dict[str, Any]) -> str:
+    return f"{evaluation['value']:.3f} [{evaluation['low']:.3f}, {evaluation['high']:.3f}]"
+
+
+def changes_of(view: RunView) -> list[Change]:
+    """Every metric that the first and the last evaluation share, with its paired difference."""
+    rows = evaluations_of(view)
+    if not rows or rows[0]["step"] == rows[-1]["step"]:
+        return []
+    start, end = rows[0]["step"], rows[-1]["step"]
+    firsts = {(row["suite"], row["metric"]): row for row in rows if row["step"] == start}
+    changes = []
+    for row in rows:
+        first = firsts.get((row["suite"], row["metric"]))
+        if row["step"] != end or first is None:
+            continue
+        paired = _paired(view, row["metric"], start, end, int(view.recipe.get("seed", 0)))
+        changes.append(
+            Change(row["metric"], first, row, row["value"] - first["value"])
+            if paired is None
+            else Change(row["metric"], first, row, paired.value, paired.low, paired.high, paired.num_prompts)
+        )
+    return sorted(changes, key=lambda c: (ORDER.index(c.metric) if c.metric in ORDER else len(ORDER), c.metric))
+
+
+def reward_change(view: RunView) -> dict[str, Any] | None:
+    """Mean training reward over the first and last steps; null before the first reward."""
+    rows = view.table("rewards", "rewards", ["reward"])
+    grouped = rows.group_by(AT_STEP).aggregate([("reward", "mean")])
+    means = dict(zip(grouped[AT_STEP].to_pylist(), grouped["reward_mean"].to_pylist(), strict=True))
+    for entry, tombstone in view.deleted("rewards", "rewards"):
+        means[entry.step] = tombstone.facts.get("metrics", {}).get("reward")
+    values = np.array([means[step] for step in sorted(means) if means[step] is not None])
+    if not len(values):
+        return None
+    count = min(EDGE_STEPS, max(1, len(values) // 2))
+    return {"first": float(values[:count].mean()), "last": float(values[-count:].mean()), "steps": count}
+
+
+def _paired(view: RunView, metric: str, start: int, end: int, seed: int) -> Interval | None:
+    """The change over the prompts that both evaluations asked; null when other graders or components judged them, or
+    when retention deleted rows of either.
+    """
+    stages = {"evaluation-rollouts": "rollouts", "evaluation-rewards": "rewards"}
+    if any(entry.step in (start, end) for stage, record in stages.items() for entry, _ in view.deleted(stage, record)):
+        return None
+    (rollouts, rewards), (later_rollouts, later_rewards) = _evaluated(view, start), _evaluated(view, end)
+    components = {_correct_component(view, start), _correct_component(view, end)}
+    graders = {*rewards["grader_digest"].unique().to_pylist(), *later_rewards["grader_digest"].unique().to_pylist()}
+    component = components.pop()
+    if len(graders) != 1 or components or component is None:
+        return None
+    before = prompt_scores(rollouts, rewards, metric, component)
+    return paired_difference(before, prompt_scores(later_rollouts, later_rewards, metric, component), seed)
+
+
+def _evaluated(view: RunView, step: int) -> tuple[pa.Table, pa.Table]:
+    """Held-out rollouts of a step, sampled and greedy, and their rewards."""
+    columns = ["rollout_id", "reward", "components", "component_status", "grader_digest"]
+    return (
+        view.table("evaluation-rollouts", "rollouts", ["rollout_id", "prompt_id", "sampling"], step=step),
+        view.table("evaluation-rewards", "rewards", columns, step=step),
+    )
+
+
+def _correct_component(view: RunView, step: int) -> str | None:
+    """The reward component that said correct in the evaluation of a step; null where its table does not name it."""
+    for entry, ref in view.refs("evaluation", "evaluations"):
+        if entry.step == step:
+            return view.store.manifest(ref)["provenance"].get("settings", {}).get("correct_component")
+    return None

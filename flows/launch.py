@@ -1,0 +1,76 @@
+"""Start a flow from the command line: a server, the live display, the flow, and what was learned."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+from flows.inspect.learned import learned, learned_lines
+from flows.inspect.run import open_run
+from flows.live import LiveWatcher
+from flows.orphans import mend_orphans
+from flows.server import prefect_server
+from rft_core.config import Recipe
+from rft_core.model_folder import resolve_model_path
+from rft_core.recipes import absolute_overrides
+from tasks.runs import check_run_name
+
+Stage = Literal["data", "rollouts", "rewards", "advantages", "update"]
+
+
+def launch_train(
+    root: Path, recipe: Recipe, name: str, accept_new_code: bool, quietly: bool = False, remake: bool = False
+) -> None:
+    """Run or resume the train flow under its name; ends with what was learned."""
+    check_run_name(name)  # what is wrong is said before a server is started
+    resolve_model_path(recipe.model.path, root)
+    _find_modules_here()
+    with prefect_server(root):
+        from flows.train import WATCHERS, train
+
+        mend_orphans(root)
+        with LiveWatcher(name, recipe.steps, quietly) as watcher:
+            WATCHERS[name] = watcher
+            train(recipe=recipe, run=name, root=str(root), accept_new_code=accept_new_code, remake=remake)
+    if not quietly:
+        print_learned(root, name)
+
+
+def launch_rerun(
+    root: Path, run: str, stage: Stage, at: int | None, new: str, overrides: list[str], accept_new_code: bool
+) -> None:
+    """Run or resume the rerun flow; ends with what was learned."""
+    open_run(str(root), run)  # what is wrong is said before a server is started
+    check_run_name(new)
+    overrides = absolute_overrides(overrides, Path.cwd())
+    _find_modules_here()
+    with prefect_server(root):
+        from flows.rerun import rerun, rerun_recipe
+        from flows.train import WATCHERS
+
+        mend_orphans(root)
+        recipe = rerun_recipe(root, run, stage, overrides, at)
+        with LiveWatcher(new, recipe.steps) as watcher:
+            WATCHERS[new] = watcher
+            rerun(
+                run=run,
+                stage=stage,
+                new=new,
+                overrides=overrides,
+                at=at,
+                root=str(root),
+                accept_new_code=accept_new_code,
+            )
+    print_learned(root, new)
+
+
+def _find_modules_here() -> None:
+    """A reward function given as module.function may lie in the user's folder; libraries go before it."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+
+
+def print_learned(root: Path, name: str) -> None:
+    for line in learned_lines(learned(str(root), name)):
+        print(line)

@@ -1,0 +1,91 @@
+"""What `rft run` shows while it works: live bars in a terminal, one plain line per step when piped."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+Summary = dict[str, str | int | float]
+
+# Which numbers of each stage's summary make it into the line of a step.
+STEP_LINE = {
+    "rewards": ("reward", "unscored"),
+    "rollouts": ("tokens", "truncated", "errors"),
+    "advantages": ("zero_variance", "stale"),
+    "update": ("loss", "grad norm", "kl", "entropy", "effective sample size", "skipped"),
+}
+
+
+class LiveWatcher:
+    """Bars for the run and its current stage; above them a line per finished step and evaluation."""
+
+    def __init__(self, run: str, steps: int, quietly: bool = False) -> None:
+        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True, quiet=quietly)
+        self.steps = steps
+        self._line: list[str] = []
+        self._step_began = time.monotonic()
+        self._progress = Progress(
+            TextColumn("{task.description:<28}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self.console,
+            disable=not self.console.is_terminal,
+            transient=True,
+        )
+        self._run_bar = self._progress.add_task(f"run {run}", total=steps, note="")
+        self._stage_bar: TaskID | None = None
+
+    def __enter__(self) -> LiveWatcher:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def started(self, stage: str) -> None:
+        self._drop_stage_bar()
+        self._stage_bar = self._progress.add_task(stage, total=None, note="")
+
+    def advanced(self, stage: str, done: int, total: int, note: str) -> None:
+        if self._stage_bar is not None:
+            self._progress.update(self._stage_bar, description=stage, completed=done, total=total, note=note)
+
+    def finished(self, stage: str, summary: Summary) -> None:
+        self._drop_stage_bar()
+        name, _, step = stage.rpartition("-") if stage.count("-") == 1 else stage.partition("-")
+        if stage.startswith("data"):
+            self.console.print("data  " + _words(summary, tuple(summary)))
+        elif stage.startswith("evaluation-0"):
+            self.console.print(f"evaluation after step {int(stage[11:16])}  " + _words(summary, tuple(summary)))
+            self._step_began = time.monotonic()
+        elif name in STEP_LINE:
+            words = _words(summary, STEP_LINE[name])
+            self._line += [words] * bool(words)
+            if name == "update":
+                self._end_step(int(step), "reused" in summary)
+
+    def noted(self, line: str) -> None:
+        self.console.print(line)
+
+    def _end_step(self, step: int, reused: bool) -> None:
+        seconds = time.monotonic() - self._step_began
+        ending = "reused" if reused else f"{seconds:.1f} s"
+        self.console.print(f"step {step}/{self.steps}  " + "  ".join(self._line) + f"  {ending}")
+        self._line = []
+        self._step_began = time.monotonic()
+        self._progress.update(self._run_bar, completed=step)
+
+    def _drop_stage_bar(self) -> None:
+        if self._stage_bar is not None:
+            self._progress.remove_task(self._stage_bar)
+            self._stage_bar = None
+
+
+def _words(summary: Summary, names: tuple[str, ...]) -> str:
+    shown = [(name, summary[name]) for name in names if name in summary and name != "reused"]
+    return "  ".join(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in shown)

@@ -1,0 +1,197 @@
+"""The rerun flow: a new run that takes every stage before STAGE from an old run's tables.
+
+From rewards, advantages or update it is offline: its step s trains on the old run's rollouts of step s, nothing is
+generated, and rows of another policy are handled as off-policy. With `at` it branches from the old run's policy
+before that step and goes on online.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from prefect import flow
+
+from data_contracts.ledger import Ledger
+from data_contracts.retention import saved_checkpoints
+from flows.inspect.deleted import refuse_deleted
+from flows.inspect.run import open_run
+from flows.root import flow_root
+from flows.train import opened_run, train_steps
+from rft_core.config import Recipe
+from rft_core.errors import SettingsError
+from rft_core.recipes import difference, with_overrides
+from tasks.context import PHASE, RunContext, run_folder
+from tasks.runs import read_recipe, read_run
+
+Stage = Literal["data", "rollouts", "rewards", "advantages", "update"]
+
+# What a rerun from each stage takes over from every step of the old run.
+PINNED: dict[str, tuple[str, ...]] = {
+    "data": (),
+    "rollouts": ("data",),
+    "rewards": ("data", "prompts", "rollouts"),
+    "advantages": ("data", "prompts", "rollouts", "rewards"),
+    "update": ("data", "prompts", "rollouts", "rewards", "advantages"),
+}
+EVERY_STAGE = (
+    *PINNED["update"],
+    "update",
+    "checkpoint",
+    "evaluation-rollouts",
+    "evaluation-rewards",
+    "evaluation",
+)
+OFFLINE = ("rewards", "advantages", "update")
+
+# Whose tables an offline rerun reads; those of update are also what a replay reads.
+READ_FIRST: dict[str, tuple[str, ...]] = {
+    "rewards": ("prompts", "rollouts"),
+    "advantages": ("rollouts", "rewards"),
+    "update": ("rollouts", "advantages"),
+}
+
+# Settings that no stage after the named one reads: a rerun that takes that stage over cannot change them. The longest
+# name that fits counts. Prompts are chosen anew wherever rollouts are.
+LAST_READ_BY: dict[Stage, tuple[str, ...]] = {
+    "data": ("data",),
+    "rollouts": (
+        *(f"rollout.{name}" for name in ("prompts_per_step", "group_size", "temperature", "top_p", "top_k", "ahead")),
+        *(f"data.{name}" for name in ("order", "difficulty_field", "target_pass_rate", "stats_decay")),
+    ),
+    "rewards": ("reward",),
+    "advantages": (
+        "algorithm.advantage",
+        "algorithm.std_scope",
+        "algorithm.std_ddof",
+        "algorithm.std_epsilon",
+        "algorithm.spread_floor",
+        "algorithm.truncated",
+        "algorithm.min_group_size",
+        "algorithm.reward_clip_low",
+        "algorithm.reward_clip_high",
+        "algorithm.overlong_buffer_tokens",
+        "algorithm.max_staleness",
+    ),
+}
+
+
+@flow(name="rerun", flow_run_name="{new}", persist_result=False)
+def rerun(
+    run: str,
+    stage: Stage,
+    new: str,
+    overrides: list[str] | None = None,
+    at: int | None = None,
+    root: str | None = None,
+    accept_new_code: bool = False,
+) -> dict[str, Any]:
+    """Start the run `new` from the tables of `run`; calling it again resumes `new`."""
+    if new == run:
+        raise SettingsError(f"a rerun needs a name of its own, got that of the run it stands on: {run!r}")
+    folder = flow_root(root)
+    source = Ledger(run_folder(folder, run))
+    recipe = rerun_recipe(folder, run, stage, overrides or [], at)
+    refuse_deleted_inputs(folder, run, new, recipe, stage, at)
+    description = read_run(run_folder(folder, run)) or {}
+    options: dict[str, Any] = {
+        "accept_new_code": accept_new_code,
+        "parent": {"run": run, "stage": stage, "at": at, "overrides": overrides or []},
+    }
+    options["pinned_identity"] = {name: description["identity"][name] for name in _pinned_identity(stage, at)}
+    with opened_run(folder, new, recipe, **options) as context:
+        pin(context, source, run, stage, at)
+        return train_steps(context)
+
+
+def rerun_recipe(root: Path, run: str, stage: Stage, overrides: list[str], at: int | None) -> Recipe:
+    """The old run's recipe with overrides. An offline rerun neither generates nor, unless asked for, evaluates."""
+    folder = run_folder(root, run)
+    if read_run(folder) is None:
+        known = sorted(path.parent.name for path in (root / "runs").glob("*/run.json"))
+        raise SettingsError(f"no run {run!r} under {root}; there are: {', '.join(known) or 'none'}")
+    old = read_recipe(folder)
+    recipe = with_overrides(old, overrides)
+    _refuse_without_effect(old, recipe, run, stage, at)
+    if stage not in OFFLINE or at is not None:
+        _check_branch(recipe, Ledger(folder), run, at)
+        return recipe
+    kept = PINNED[stage][-1]
+    available = max((entry.step for entry in Ledger(folder).entries(kept, PHASE)), default=0)
+    if available == 0:
+        raise SettingsError(f"run {run!r} must have {kept} to re-run from {stage}, found none")
+    if recipe.steps != old.steps and recipe.steps > available:
+        raise SettingsError(f"steps must be at most {available}, the steps of run {run!r} with {kept}: it is offline")
+    touched = {override.split("=")[0].split(".")[0] for override in overrides}
+    changes: dict[str, Any] = {"steps": min(recipe.steps, available)}
+    if "evaluation" not in touched:
+        changes["rollout"] = recipe.rollout.model_copy(update={"engine": "none"})
+        changes["evaluation"] = recipe.evaluation.model_copy(update={"every": 0})
+    return recipe.model_copy(update=changes)
+
+
+def refuse_deleted_inputs(root: Path, run: str, new: str, recipe: Recipe, stage: Stage, at: int | None) -> None:
+    """Raise DeletedTable when what the new run still has to read was deleted."""
+    view = open_run(str(root), run)
+    done = max((entry.step for entry in Ledger(run_folder(root, new)).entries("update", PHASE)), default=0)
+    for read in READ_FIRST.get(stage, ()):
+        refuse_deleted(view, read, range(done + 1, recipe.steps + 1) if at is None else {at} - {done})
+    if at is None or done >= at:
+        return
+    saved = saved_checkpoints(root, view.ledger)
+    for version in range(max(0, at - 1 - recipe.rollout.ahead), at):
+        start = max((other for other in saved if other <= version), default=0)
+        for read in READ_FIRST["update"]:
+            refuse_deleted(view, read, range(start + 1, version + 1))
+
+
+def _refuse_without_effect(old: Recipe, new: Recipe, run: str, stage: Stage, at: int | None) -> None:
+    """An override that only stages read which are taken over would be recorded and change nothing."""
+    stages = list(PINNED)
+    # A branch makes later steps anew from their rollouts on; the data of every step is the old run's.
+    taken = {"data"} if at is not None else set(stages[: stages.index(stage)])
+    if new.evaluation != old.evaluation:
+        taken.discard("rewards")  # evaluations are scored anew
+    for change in difference(old, new):
+        readers = [
+            (len(name), last)
+            for last, names in LAST_READ_BY.items()
+            for name in names
+            if f"{change.path}.".startswith(f"{name}.")
+        ]
+        last = max(readers)[1] if readers else None
+        if last in taken:
+            mend = f"use --from {last}" + (" without --at" if at is not None else "")
+            raise SettingsError(f"{change.path} has no effect: the {last} are those of run {run!r}; {mend}")
+
+
+def _pinned_identity(stage: Stage, at: int | None) -> tuple[str, ...]:
+    """What must be that of the old run: prompts were tokenised with its tokenizer, a branch stands on its model."""
+    of_data = ("source", "tokenizer") if stage != "data" or at is not None else ()
+    return (*of_data, "policy") if at is not None and at > 1 else of_data
+
+
+def _check_branch(recipe: Recipe, source: Ledger, run: str, at: int | None) -> None:
+    if at is None:
+        return
+    updates = len(source.entries("update", PHASE))
+    if not 1 <= at <= updates + 1:
+        raise SettingsError(f"--at must be a step from 1 to {updates + 1} of run {run!r}, got {at}")
+    if recipe.steps < at:
+        raise SettingsError(f"steps ({recipe.steps}) must be at least --at ({at}): --set steps={at} or more")
+
+
+def pin(context: RunContext, source: Ledger, run: str, stage: Stage, at: int | None) -> None:
+    """Take the old run's entries over into the new ledger, by ref."""
+    for entry in source.entries(phase=PHASE):
+        if entry.step > context.recipe.steps or not _is_pinned(entry.stage, entry.step, stage, at):
+            continue
+        if context.ledger.get(entry.phase, entry.step, entry.stage, entry.round) is None:
+            context.ledger.commit(replace(entry, pinned_from=entry.pinned_from or run, reused=True))
+
+
+def _is_pinned(stage: str, step: int, first: Stage, at: int | None) -> bool:
+    if at is not None and step != at:
+        return step < at and stage in EVERY_STAGE
+    return stage in PINNED[first]

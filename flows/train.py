@@ -1,0 +1,166 @@
+"""The train flow: validate -> for each step: prompts -> rollouts -> rewards -> advantages -> update -> evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, cast
+from uuid import UUID
+
+from prefect import flow
+from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect.client.schemas.objects import State
+from prefect.exceptions import TerminationSignal
+from prefect.runtime import flow_run
+from prefect.states import Completed
+
+from data_contracts.errors import RunBusy
+from data_contracts.refs import PolicyRef, TableRef
+from flows.orphans import crash_flow_run
+from flows.root import flow_root
+from rft_core.config import Recipe
+from tasks.advantages import assign_credit
+from tasks.context import RunContext
+from tasks.data import validate_data
+from tasks.evaluation import measure_policy
+from tasks.progress import Watcher
+from tasks.prompts import choose_prompts, history_of
+from tasks.rewards import probe_rewards, score_rollouts
+from tasks.rollouts import GREEDY, SAMPLED, generate_rollouts
+from tasks.runs import close_run, open_run
+from tasks.stage import Slot, artifact_key, run_stage
+from tasks.update import update_policy
+
+DATE = "{date}"
+WATCHERS: dict[str, Watcher] = {}  # who watches a run of this process, by the run's name
+
+
+@flow(name="train", flow_run_name="{run}", persist_result=False)
+def train(
+    recipe: Recipe,
+    run: str = "train",
+    root: str | None = None,
+    accept_new_code: bool = False,
+    if_busy: Literal["fail", "skip"] = "fail",
+    remake: bool = False,
+) -> dict[str, Any] | State[Any]:
+    """Train a model, or resume the run of that name exactly where it stopped.
+
+    `{date}` in the name becomes the time that the flow run was scheduled for, so that each run of a schedule has its
+    own name. With `if_busy: skip` a flow run that finds the run held by a live process ends at once and says by whom.
+    `remake` makes again what `rft prune` deleted of the run's past.
+    """
+    name = run.replace(DATE, (flow_run.scheduled_start_time or datetime.now(UTC)).strftime("%Y%m%d-%H%M"))
+    try:
+        options = {"accept_new_code": accept_new_code, "remake": remake}
+        with opened_run(flow_root(root), name, recipe, **options) as context:
+            return train_steps(context)
+    except RunBusy as busy:
+        if if_busy == "fail":
+            raise
+        return Completed(name="Skipped", message=str(busy))
+
+
+def train_steps(context: RunContext) -> dict[str, Any]:
+    """All steps of an opened run; what is committed already is reused."""
+    recipe = context.recipe
+    dataset: TableRef = run_stage(context, validate_data, Slot(0, "data"))
+    probe_rewards(context, dataset)
+    progress = _StepProgress(context.name)
+    if is_evaluated(context, 0):
+        evaluate_policy(context, dataset, 0)
+    rollouts: dict[int, tuple[TableRef, TableRef]] = {}
+    for step in range(1, recipe.steps + 1):
+        # With `ahead`, rollouts are made before the updates in between: the schedule is static, whatever ends first.
+        for early in range(step, min(step + recipe.rollout.ahead, recipe.steps) + 1):
+            if early not in rollouts:
+                rollouts[early] = make_rollouts(context, dataset, early)
+        prompts, made = rollouts.pop(step)
+        rewards: TableRef = run_stage(context, score_rollouts, Slot(step, "rewards"), made, prompts)
+        advantages: TableRef = run_stage(context, assign_credit, Slot(step, "advantages"), made, rewards)
+        run_stage(context, update_policy, Slot(step, "update"), made, advantages)
+        if is_evaluated(context, step):
+            evaluate_policy(context, dataset, step)
+        progress.advance(step, recipe.steps)
+    return publish(context)
+
+
+def make_rollouts(context: RunContext, dataset: TableRef, step: int) -> tuple[TableRef, TableRef]:
+    """The step's prompts and their rollouts, by the policy that the schedule names."""
+    prompts: TableRef = run_stage(context, choose_prompts, Slot(step, "prompts"), dataset, history_of(context, step))
+    behaviour = context.policy(max(0, step - 1 - context.recipe.rollout.ahead))
+    return prompts, run_stage(context, generate_rollouts, Slot(step, "rollouts"), prompts, behaviour)
+
+
+def is_evaluated(context: RunContext, step: int) -> bool:
+    """At the start, every k steps and at the end; never in a run that may not generate."""
+    every = context.recipe.evaluation.every
+    if every == 0 or context.recipe.rollout.engine == "none":
+        return False
+    return step % every == 0 or step == context.recipe.steps
+
+
+def evaluate_policy(context: RunContext, dataset: TableRef, step: int) -> TableRef:
+    """Held-out rollouts, sampled and greedy, through the same stages as training."""
+    policy: PolicyRef = context.policy(step)
+    evaluation = context.recipe.evaluation
+    rounds = [SAMPLED] * (evaluation.samples > 0) + [GREEDY] * evaluation.greedy
+    rollouts, rewards = [], []
+    for round_ in rounds:
+        made: TableRef = run_stage(
+            context, generate_rollouts, Slot(step, "evaluation-rollouts", round_), dataset, policy
+        )
+        rollouts.append(made)
+        rewards.append(run_stage(context, score_rollouts, Slot(step, "evaluation-rewards", round_), made, dataset))
+    return run_stage(context, measure_policy, Slot(step, "evaluation"), policy, rollouts, rewards)
+
+
+def publish(context: RunContext) -> dict[str, Any]:
+    """The run's result: small values that say where everything is."""
+    steps = context.recipe.steps
+    policy = context.policy(steps)
+    result = {
+        "run": context.name,
+        "steps": steps,
+        "policy_id": policy.policy_id,
+        "folder": str(context.folder),
+        "checkpoint": str(context.root / "checkpoints" / policy.policy_id) if steps else None,
+    }
+    lines = "\n".join(f"- {name}: `{value}`" for name, value in result.items())
+    create_markdown_artifact(f"# Run {context.name}\n\n{lines}\n", key=artifact_key(context.name, "result"))
+    return result
+
+
+@contextmanager
+def opened_run(root: Path, run: str, recipe: Recipe, **options: Any) -> Iterator[RunContext]:
+    """An opened run whose state file and lease follow what happens to it."""
+    watcher = WATCHERS.get(run)
+    context = open_run(root, run, recipe, on_orphan=crash_flow_run, watcher=watcher, **options)
+    try:
+        if context.ledger.lease is not None:
+            context.ledger.lease.record(flow_run_id=flow_run.id)
+        context.write_state("running")
+        yield context
+    except (KeyboardInterrupt, TerminationSignal):  # the latter is what Prefect makes of SIGTERM
+        context.write_state("interrupted")
+        raise
+    except BaseException as error:
+        context.write_state("failed", error=f"{type(error).__name__}: {error}")
+        raise
+    else:
+        context.write_state("completed")
+    finally:
+        close_run(context)
+
+
+class _StepProgress:
+    """A progress bar in the UI, one artifact updated in place."""
+
+    def __init__(self, run: str) -> None:
+        made = create_progress_artifact(0.0, key=artifact_key(run, "progress"), description=run)
+        self._artifact = cast(UUID, made)  # a coroutine only where it is awaited
+
+    def advance(self, step: int, steps: int) -> None:
+        update_progress_artifact(self._artifact, progress=100.0 * step / steps)

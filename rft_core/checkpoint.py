@@ -1,0 +1,157 @@
+"""Full state of training in a folder, and models for others to use. Safetensors and JSON only.
+
+config.json, generation_config.json, model.safetensors, tokenizer files     weights in float32, Hugging Face layout
+adapter/                                                                    instead of the weights, under LoRA
+optimizer.safetensors                                                       AdamW's moments
+state.json                                                                  counters
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rft_core.errors import ModelUnreadable
+from rft_core.model_reading import no_progress_bars, read_module
+from rft_core.policy import ATTENTION, Policy
+from rft_core.update import TrainState
+
+FORMAT = 1  # of state.json and the names in optimizer.safetensors
+ADAPTER = "adapter"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"  # the name that peft reads
+
+
+def save_checkpoint(state: TrainState, folder: Path) -> None:
+    """Write everything that `load_checkpoint` needs to go on bit for bit. Not atomic: rename the folder afterwards."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    policy = state.policy
+    if policy.adapter is None:
+        _save_model(policy.module, _master_weights(policy), folder)
+    else:
+        _save_adapter(policy, folder / ADAPTER)
+    policy.tokenizer.save_pretrained(folder)
+    save_file(_stored(state.optimizer.moments()), folder / "optimizer.safetensors")
+    counters = {
+        "format": FORMAT,
+        "optimizer_step": state.optimizer_step,
+        "skipped_in_a_row": state.skipped_in_a_row,
+        "optimizer_num_steps": state.optimizer.num_steps,
+        "lora": policy.adapter is not None,
+    }
+    (folder / "state.json").write_text(json.dumps(counters, indent=1, sort_keys=True) + "\n")
+
+
+def load_checkpoint(state: TrainState, folder: Path) -> None:
+    """Put a saved state into `state`, whose policy was loaded from the same model with the same settings.
+
+    Raises ModelUnreadable when a file is missing or damaged, or the checkpoint is of another model.
+    """
+    folder = Path(folder)
+    policy = state.policy
+    try:
+        counters = json.loads((folder / "state.json").read_text())
+        if counters["format"] != FORMAT or counters["lora"] != (policy.adapter is not None):
+            raise ModelUnreadable(
+                f"{folder} must be a checkpoint of format {FORMAT}, lora {policy.adapter is not None}, "
+                f"found format {counters['format']}, lora {counters['lora']}"
+            )
+        moments = load_file(folder / "optimizer.safetensors")
+        weights = _read_full(policy, folder) if policy.adapter is None else _read_adapter(policy, folder / ADAPTER)
+        with torch.no_grad():
+            for name, master in zip(policy.names, policy.master, strict=True):
+                master.copy_(weights[name])
+        policy.write_compute()
+        state.optimizer.restore(moments, counters["optimizer_num_steps"])
+        state.optimizer_step = counters["optimizer_step"]
+        state.skipped_in_a_row = counters["skipped_in_a_row"]
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ModelUnreadable(f"{folder} must hold a checkpoint of this model; reading it failed: {error}") from error
+
+
+def weights_digest(state: TrainState) -> str:
+    """SHA-256 over names and float32 bytes of the trainable weights, sorted by name. Moments are not in it."""
+    digest = hashlib.sha256()
+    for name, master in sorted(zip(state.policy.names, state.policy.master, strict=True)):
+        digest.update(f"{name}\0{list(master.shape)}\n".encode())
+        digest.update(master.detach().cpu().contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def export_model(state: TrainState, folder: Path, merged: bool) -> None:
+    """A folder for others: all weights in float32, or, under LoRA and not `merged`, the adapter in peft's layout."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    policy = state.policy
+    if policy.adapter is None:
+        _save_model(policy.module, _master_weights(policy), folder)
+    elif merged:
+        _save_merged(policy, folder)
+    else:
+        _save_adapter(policy, folder)
+    policy.tokenizer.save_pretrained(folder)
+
+
+def _master_weights(policy: Policy) -> dict[str, Tensor]:
+    """The module's state under its own names, in float32; tied names share a tensor as they do in the module."""
+    by_storage = {weight.data_ptr(): master for weight, master in zip(policy.compute, policy.master, strict=True)}
+    named = policy.module.state_dict()
+    return {name: by_storage.get(tensor.data_ptr(), tensor).detach() for name, tensor in named.items()}
+
+
+def _save_model(module: Any, weights: dict[str, Tensor], folder: Path) -> None:
+    """Hugging Face layout. transformers writes the module's own type into config.json: float32 is what is stored."""
+    kept = module.config.dtype
+    with no_progress_bars():
+        module.save_pretrained(folder, state_dict=weights)
+    module.config.dtype = kept
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | {"dtype": "float32"}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _save_adapter(policy: Policy, folder: Path) -> None:
+    from peft import get_peft_model_state_dict
+
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = get_peft_model_state_dict(policy.adapter, save_embedding_layers=False)
+    save_file(_stored(weights), folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    config = policy.adapter.peft_config["default"]
+    was_inference, config.inference_mode = config.inference_mode, True  # what peft itself stores
+    config.save_pretrained(folder)
+    config.inference_mode = was_inference
+
+
+def _save_merged(policy: Policy, folder: Path) -> None:
+    """W + (alpha / rank) B A in float32, on weights read anew: merging in place would round a bfloat16 base."""
+    module = read_module(policy.folder, torch.float32, ATTENTION["cpu"])
+    layers = dict(policy.module.named_modules())
+    with torch.no_grad():
+        for name, layer in module.named_modules():
+            adapted = layers[name]
+            if hasattr(adapted, "get_delta_weight"):
+                layer.weight += adapted.get_delta_weight("default").float().cpu()
+    _save_model(module, module.state_dict(), folder)
+
+
+def _read_full(policy: Policy, folder: Path) -> dict[str, Tensor]:
+    module = read_module(folder, torch.float32, ATTENTION["cpu"])
+    return dict(module.named_parameters())
+
+
+def _read_adapter(policy: Policy, folder: Path) -> dict[str, Tensor]:
+    """By the module's names: peft's layout puts a prefix before them and leaves the adapter's name out."""
+    stored = load_file(folder / ADAPTER_WEIGHTS)
+    shown = {name: f"base_model.model.{name}".replace(".default.", ".") for name in policy.names}
+    return {name: stored[shown[name]] for name in policy.names}
+
+
+def _stored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

@@ -1,0 +1,260 @@
+"""The advantage stage as a pure function: rollouts and rewards -> one row of `advantages` per train rollout segment.
+
+Shapes: S rows of rollouts (segments) with purpose train; N rollouts (a rollout is one or more segments).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_contracts.schemas import ADVANTAGES as ADVANTAGES_RECORD
+from rft_core.advantages import ADVANTAGES, GROUP_ESTIMATORS, Credits, has_no_signal, std_of
+from rft_core.algorithms import resolve_algorithm
+from rft_core.config import AlgorithmSettings
+from rft_core.errors import ContractError
+
+# Of two reasons the earlier one is given. Rows before group_too_small enter no statistic, masked truncated ones do.
+DROP_REASONS = ("unscored", "filtered", "stale", "truncated", "group_too_small", "zero_variance")
+
+Metrics = dict[str, float | int]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Train rollouts with their rewards; arrays of N rollouts, in the order of their first segment."""
+
+    rollout_ids: list[str]
+    segments: list[tuple[int, int]]  # per row of the table: (rollout number, segment)
+    group_ids: list[str]
+    group_N: np.ndarray  # int64, numbers of groups in order of appearance
+    reward_N: np.ndarray  # float64, NaN where unscored
+    components: list[dict[str, float | None]]
+    num_tokens_N: np.ndarray  # int64, tokens that the policy wrote
+    is_truncated_N: np.ndarray
+    is_error_N: np.ndarray
+    is_expert_N: np.ndarray  # origin dataset
+    policy_version_N: np.ndarray
+
+
+def compute_advantages(
+    rollouts: pa.Table,
+    rewards: pa.Table,
+    settings: AlgorithmSettings,
+    max_completion_tokens: int,
+    current_version: int,
+) -> tuple[pa.Table, Metrics]:
+    """The `advantages` table and the step's metrics by the field's names. `current_version` is that of the policy to
+    update.
+
+    Rows of the table follow the train rows of `rollouts`. A row that is not trained says why; nothing trained is no
+    error. Raises ContractError when rollouts and rewards do not match one to one.
+    """
+    algorithm = resolve_algorithm(settings)
+    joined = join(rollouts, rewards)
+    final_N = shaped_rewards(joined, settings, max_completion_tokens)
+    reasons, is_counted_N = _exclusions(joined, settings, current_version)
+    trained_kinds = {term.rows for term in algorithm.terms}
+    credits = Credits(final_N, joined.group_N, is_counted_N)
+    advantage_N = ADVANTAGES[algorithm.advantage](credits, settings)
+    num_flat = num_groups = 0
+    for members in credits.groups():
+        is_flat = has_no_signal(final_N[members], settings.spread_floor)
+        num_flat, num_groups = num_flat + is_flat, num_groups + 1
+        for row in members:
+            if reasons[row] == "none" and len(members) < settings.min_group_size:
+                reasons[row] = "group_too_small"
+            elif reasons[row] == "none" and is_flat and algorithm.advantage in GROUP_ESTIMATORS:
+                reasons[row] = "zero_variance"
+    for row in np.flatnonzero(joined.is_expert_N):
+        reasons[row] = "none" if "expert" in trained_kinds else "filtered"
+    is_trained_N = np.array([reason in ("none", "zero_variance") for reason in reasons], dtype=bool)
+    advantage_N = np.where(is_trained_N, advantage_N, 0.0)
+    table = _table(joined, advantage_N, is_trained_N, reasons)
+    metrics = _metrics(joined, settings, final_N, is_trained_N, reasons)
+    metrics["frac_reward_zero_std"] = num_flat / num_groups if num_groups else 0.0
+    return table, metrics
+
+
+def join(rollouts: pa.Table, rewards: pa.Table) -> Joined:
+    """Rollouts and rewards by rollout_id; counts are conserved: every rollout has one reward row, and no other is."""
+    reward_rows = _reward_rows(rewards)
+    rollout_ids = rollouts.column("rollout_id").to_pylist()
+    unscored = next((rollout_id for rollout_id in rollout_ids if rollout_id not in reward_rows), None)
+    if unscored is not None:
+        raise ContractError(f"every rollout needs a row of rewards, but {unscored} has none; score the rollouts again")
+    if len(reward_rows) != len(set(rollout_ids)):
+        unknown = next(iter(reward_rows.keys() - set(rollout_ids)))
+        raise ContractError(f"rewards has a row for {unknown}, which rollouts lacks; the tables do not belong together")
+    train = np.flatnonzero([purpose == "train" for purpose in rollouts.column("purpose").to_pylist()])
+    rollouts = rollouts.select([*_READ, "completion_mask"]).take(pa.array(train, pa.int64()))
+    columns = {name: rollouts.column(name).to_pylist() for name in _READ}
+    policy_tokens_S = true_counts(rollouts.column("completion_mask"))
+    first: dict[str, int] = {}
+    for row, rollout_id in enumerate(columns["rollout_id"]):
+        first.setdefault(rollout_id, row)
+    number = {rollout_id: index for index, rollout_id in enumerate(first)}
+    rollout_S = np.array([number[rollout_id] for rollout_id in columns["rollout_id"]], dtype=np.int64)
+    group_ids = [columns["group_id"][row] for row in first.values()]
+    for rollout_id, group_id in zip(first, group_ids, strict=True):
+        if reward_rows[rollout_id]["group_id"] != group_id:
+            raise ContractError(
+                f"group_id of {rollout_id} must be the same in rollouts and rewards, got {group_id!r} and "
+                f"{reward_rows[rollout_id]['group_id']!r}"
+            )
+    group_number: dict[str, int] = {}
+    group_N = [group_number.setdefault(group_id, len(group_number)) for group_id in group_ids]
+
+    def any_segment(flags: list[bool]) -> np.ndarray:
+        return np.bincount(rollout_S, weights=np.array(flags, float), minlength=len(first)) > 0
+
+    return Joined(
+        rollout_ids=list(first),
+        segments=list(zip(rollout_S.tolist(), columns["segment"], strict=True)),
+        group_ids=group_ids,
+        group_N=np.array(group_N, dtype=np.int64),
+        reward_N=np.array([reward_rows[rollout_id]["reward"] for rollout_id in first], dtype=float),
+        components=[reward_rows[rollout_id]["components"] for rollout_id in first],
+        num_tokens_N=np.bincount(rollout_S, weights=policy_tokens_S, minlength=len(first)).astype(np.int64),
+        is_truncated_N=any_segment([reason == "length" for reason in columns["finish_reason"]]),
+        is_error_N=any_segment([status == "error" for status in columns["status"]]),
+        is_expert_N=any_segment([origin == "dataset" for origin in columns["origin"]]),
+        policy_version_N=np.array([columns["policy_version"][row] for row in first.values()], dtype=np.int64),
+    )
+
+
+def _reward_rows(rewards: pa.Table) -> dict[str, dict[str, Any]]:
+    """Rewards by rollout_id; NaN stands for unscored."""
+    rows: dict[str, dict[str, Any]] = {}
+    for row in rewards.select(["rollout_id", "group_id", "reward", "components", "status"]).to_pylist():
+        rollout_id = row["rollout_id"]
+        if rollout_id in rows:
+            raise ContractError(f"rewards must have one row per rollout, got two for {rollout_id}")
+        is_scored = row["status"] == "scored"
+        if is_scored != (row["reward"] is not None) or (is_scored and not np.isfinite(row["reward"])):
+            raise ContractError(
+                f"a reward is a finite number when status is scored and null when unscored, got {row['reward']} with "
+                f"{row['status']} for {rollout_id}"
+            )
+        reward = row["reward"] if is_scored else np.nan
+        rows[rollout_id] = {**row, "reward": reward, "components": dict(row["components"] or [])}
+    return rows
+
+
+def true_counts(masks: pa.ChunkedArray) -> np.ndarray:
+    """int64[S]: how many values of each list are true."""
+    lists = masks.combine_chunks() if masks.num_chunks != 1 else masks.chunk(0)
+    flat = np.asarray(lists.flatten().to_numpy(zero_copy_only=False), dtype=np.int64)
+    ends = np.cumsum(np.asarray(lists.value_lengths().to_numpy(zero_copy_only=False), dtype=np.int64))
+    sums = np.concatenate([[0], np.cumsum(flat)])
+    return np.diff(sums[np.concatenate([[0], ends]).astype(np.int64)])
+
+
+def shaped_rewards(joined: Joined, settings: AlgorithmSettings, max_completion_tokens: int) -> np.ndarray:
+    """float64[N]: rewards after clip and soft overlong penalty; NaN where unscored.
+
+    Soft overlong (DAPO, arXiv 2503.14476, eq. 13): 0 up to the buffer, down to -1 at max_completion_tokens.
+    """
+    rewards_N = joined.reward_N.copy()
+    if settings.reward_clip_low is not None:
+        rewards_N = np.maximum(rewards_N, settings.reward_clip_low)
+    if settings.reward_clip_high is not None:
+        rewards_N = np.minimum(rewards_N, settings.reward_clip_high)
+    buffer = settings.overlong_buffer_tokens
+    if buffer > 0:
+        rewards_N = rewards_N + np.clip((max_completion_tokens - buffer - joined.num_tokens_N) / buffer, -1.0, 0.0)
+    return rewards_N
+
+
+def _exclusions(joined: Joined, settings: AlgorithmSettings, current_version: int) -> tuple[list[str], np.ndarray]:
+    """The reason of each rollout that is not trained whatever its group, and which rollouts enter group statistics.
+
+    A rollout without a token of the policy shows nothing of the policy; one of a policy too old says little of it.
+    """
+    applies = {
+        "unscored": np.isnan(joined.reward_N) | joined.is_error_N,
+        "filtered": (joined.num_tokens_N == 0) | joined.is_expert_N,
+        "stale": np.zeros(len(joined.reward_N), dtype=bool),
+        "truncated": joined.is_truncated_N & (settings.truncated != "train"),
+    }
+    if settings.max_staleness is not None:
+        applies["stale"] = current_version - joined.policy_version_N > settings.max_staleness
+    reasons = np.full(len(joined.reward_N), "none", dtype=object)
+    for reason in reversed(DROP_REASONS[:4]):
+        reasons[applies[reason]] = reason
+    is_counted_N = reasons == "none"
+    if settings.truncated == "mask":
+        is_counted_N = is_counted_N | (reasons == "truncated")
+    return reasons.tolist(), is_counted_N
+
+
+def _table(joined: Joined, advantage_N: np.ndarray, is_trained_N: np.ndarray, reasons: list[str]) -> pa.Table:
+    rows = [
+        {
+            "rollout_id": joined.rollout_ids[rollout],
+            "segment": segment,
+            "group_id": joined.group_ids[rollout],
+            "advantage": float(advantage_N[rollout]),
+            "weight": 1.0,
+            "is_trained": bool(is_trained_N[rollout]),
+            "drop_reason": reasons[rollout],
+            "term": "expert" if joined.is_expert_N[rollout] else "own",
+        }
+        for rollout, segment in joined.segments
+    ]
+    return pa.Table.from_pylist(rows, schema=ADVANTAGES_RECORD.schema)
+
+
+def _metrics(
+    joined: Joined, settings: AlgorithmSettings, final_N: np.ndarray, is_trained_N: np.ndarray, reasons: list[str]
+) -> Metrics:
+    """Metrics of own rollouts; one that has no value to average is left out, never NaN."""
+    is_own_N = ~joined.is_expert_N
+    num_rows = len(reasons)
+    metrics: Metrics = {
+        "rows": num_rows,
+        "rows_trained": int(is_trained_N.sum()),
+        "num_tokens": int(joined.num_tokens_N[is_trained_N].sum()),
+    }
+    if num_rows:
+        counts = Counter(reasons)
+        metrics["share/trained"] = metrics["rows_trained"] / num_rows
+        metrics |= {f"share/{reason}": counts[reason] / num_rows for reason in DROP_REASONS}
+        metrics["share/error"] = float(joined.is_error_N.mean())
+    is_scored_N = is_own_N & ~np.isnan(joined.reward_N)
+    if is_scored_N.any():
+        metrics["reward"] = float(joined.reward_N[is_scored_N].mean())
+        groups = Credits(joined.reward_N, joined.group_N, is_scored_N).groups()
+        metrics["reward_std"] = float(np.mean([std_of(joined.reward_N[rows], settings.std_ddof) for rows in groups]))
+        metrics["reward_shaped"] = float(final_N[is_scored_N].mean())
+    for name in sorted({name for components in joined.components for name in components}):
+        own = [joined.components[row].get(name) for row in np.flatnonzero(is_own_N)]
+        scores = np.array([score for score in own if score is not None], dtype=float)
+        if len(scores):
+            metrics[f"rewards/{name}/mean"] = float(scores.mean())
+            metrics[f"rewards/{name}/std"] = std_of(scores, 1)
+    return metrics | _length_metrics(joined, is_own_N & ~joined.is_error_N)
+
+
+def _length_metrics(joined: Joined, is_completion_N: np.ndarray) -> Metrics:
+    """Lengths count tokens of the policy; what was cut is known from finish_reason, never from a length."""
+    lengths = joined.num_tokens_N[is_completion_N]
+    if not len(lengths):
+        return {}
+    is_cut = joined.is_truncated_N[is_completion_N]
+    metrics: Metrics = {
+        "completions/mean_length": float(lengths.mean()),
+        "completions/min_length": int(lengths.min()),
+        "completions/max_length": int(lengths.max()),
+        "completions/clipped_ratio": float(is_cut.mean()),
+    }
+    if not is_cut.all():
+        metrics["completions/mean_terminated_length"] = float(lengths[~is_cut].mean())
+    return metrics
+
+
+_READ = ("rollout_id", "segment", "group_id", "finish_reason", "status", "origin", "policy_version")

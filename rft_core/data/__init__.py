@@ -1,0 +1,1 @@
+"""From rows of raw data to prompts and examples: fields, checks, cleaning, templates, tokens, masks, order."""

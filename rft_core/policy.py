@@ -1,0 +1,247 @@
+"""A policy: a model folder's weights, ready to compute token logprobs and to be trained.
+
+`module` computes in the compute type; `master` holds the trainable weights in float32, which are the very same tensors
+when the compute type is float32. Gradients always add up in float32, in `master[i].grad`.
+
+Shapes: T completion tokens of a micro-batch, flat; D hidden size; V vocabulary.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rft_core.batching import SHARED_SEQUENCE_TOKENS, MicroBatch, TrainRow, micro_batches
+from rft_core.config import ModelSettings
+from rft_core.data.prompts import load_tokenizer
+from rft_core.errors import SettingsError
+from rft_core.hardware import resolve_device, resolve_dtype
+from rft_core.kernels.token_logprob import token_logprob
+from rft_core.model_reading import read_module
+from rft_core.seeds import derive
+
+# On a CPU the backward pass of torch's fused attention is several times slower than matrix products and a softmax.
+ATTENTION = {"cpu": "eager", "cuda": "sdpa"}
+# More logits than this (256 MiB in float32) are computed in pieces, and once more in the backward pass.
+MAX_LOGITS = 1 << 26
+# What two layouts of the same tokens may differ by at the probe, in nats: rounding, or another function altogether.
+PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
+
+
+class Scorer(Protocol):
+    """What computes logprobs of given tokens: a policy, or one seen without its adapter."""
+
+    def token_logprobs(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass
+class Policy:
+    """`notes` say in sentences what this model family does not allow. Built by `load`."""
+
+    module: Any  # a Hugging Face causal LM in eval mode; LoRA layers are put into it in place
+    tokenizer: Any
+    folder: Path
+    device: torch.device
+    dtype: torch.dtype
+    names: list[str]  # of the trainable parameters, in the module's order; tied weights once
+    compute: list[nn.Parameter]
+    master: list[Tensor]
+    adapter: Any = None  # the PeftModel around `module`
+    has_plain_head: bool = True
+    shared_prefix: bool = True
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, settings: ModelSettings, folder: Path, seed: int, *, trainable: bool = True) -> Self:
+        """The policy of a model folder. `seed` decides the first weights of LoRA adapters and nothing else.
+
+        Raises ModelUnreadable when the folder cannot be read, SettingsError when LoRA targets name no module.
+        """
+        folder = Path(folder)
+        device = torch.device(resolve_device(settings.device))
+        dtype = getattr(torch, resolve_dtype(settings.dtype, device.type))
+        has_adapter = trainable and settings.lora_rank > 0
+        tokenizer = load_tokenizer(folder, settings.chat_template)
+        # All weights train: read in float32, which become the masters. Else straight in the type they compute in.
+        read_dtype = torch.float32 if trainable and not has_adapter else dtype
+        module = read_module(folder, read_dtype, ATTENTION[device.type]).to(device).eval()
+        adapter = _add_adapter(module, settings, seed) if has_adapter else None
+        if not trainable:
+            module.requires_grad_(False)
+        named = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
+        names, compute = [name for name, _ in named], [weight for _, weight in named]
+        policy = cls(module, tokenizer, folder, device, read_dtype, names, compute, [], adapter)
+        policy._probe(settings.shared_prefix)
+        policy._split_masters(dtype)
+        return policy
+
+    def token_logprobs(
+        self, batch: MicroBatch, temperature: float, *, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """(logprob_T, entropy_T) of the completion tokens in float32, at `temperature`, row after row."""
+        inputs = {
+            "input_ids": batch.input_ids_SL.to(self.device),
+            "position_ids": batch.position_ids_SL.to(self.device),
+            "attention_mask": batch.attention_mask(self.dtype, self.device),
+            "use_cache": False,
+        }
+        predicting_T, target_T = batch.predicting_T.to(self.device), batch.target_T.to(self.device)
+        if not self.has_plain_head:
+            logits_TV = self.module(**inputs).logits.flatten(0, 1).index_select(0, predicting_T)
+            return token_logprob(logits_TV, target_T, temperature, entropy_gradient=entropy_gradient)
+        hidden_SLD = self.module.base_model(**inputs).last_hidden_state
+        hidden_TD = hidden_SLD.flatten(0, 1).index_select(0, predicting_T)
+        return self._head_logprobs(hidden_TD, target_T, temperature, entropy_gradient)
+
+    def micro_batches(self, rows: list[TrainRow], token_budget: int) -> list[MicroBatch]:
+        """Rows -> micro-batches in the layout that this model allows."""
+        limit = SHARED_SEQUENCE_TOKENS[self.device.type]
+        window = _attention_window(self.module.config)
+        return micro_batches(rows, token_budget, self.shared_prefix, min(limit, window or limit))
+
+    def write_compute(self) -> None:
+        """Masters -> compute weights, after an optimizer step or a load."""
+        pairs = [pair for pair in zip(self.compute, self.master, strict=True) if pair[0] is not pair[1]]
+        if pairs:
+            with torch.no_grad():
+                torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
+
+    @contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        with self.adapter.disable_adapter():
+            yield
+
+    def _head_logprobs(
+        self, hidden_TD: Tensor, target_T: Tensor, temperature: float, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        head = self.module.get_output_embeddings()
+
+        def piece(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            return token_logprob(head(hidden), targets, temperature, entropy_gradient=entropy_gradient)
+
+        size = max(1, MAX_LOGITS // self.module.get_output_embeddings().weight.shape[0])
+        if len(target_T) <= size:
+            return piece(hidden_TD, target_T)
+        pieces = [
+            checkpoint(piece, hidden, targets, use_reentrant=False, preserve_rng_state=False)
+            for hidden, targets in zip(hidden_TD.split(size), target_T.split(size), strict=True)
+        ]
+        logprobs, entropies = zip(*pieces, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    def _split_masters(self, dtype: torch.dtype) -> None:
+        """Trainable weights become float32 masters, the module's turn into `dtype`; gradients add up in the masters."""
+        self.dtype = dtype
+        kept = tuple(getattr(self.module, "_keep_in_fp32_modules", None) or ())
+        for name, weight in zip(self.names, self.compute, strict=True):
+            stays = dtype == torch.float32 or self.adapter is not None or any(part in name for part in kept)
+            if stays and weight.dtype == torch.float32:
+                self.master.append(weight)
+                continue
+            master = weight.detach().float()
+            weight.data = master.to(dtype)
+            weight.register_post_accumulate_grad_hook(_adds_to(master))
+            self.master.append(master)
+
+    def _probe(self, wants_shared: bool) -> None:
+        """Find out on a few tokens whether hidden states x head are this model's logits, and whether completions may
+        share a prompt. Families that scale or cap logits, or whose layers ignore a mask, differ by far."""
+        vocabulary = self.module.get_input_embeddings().weight.shape[0]
+        ids = (torch.arange(16) * 7919 + 13).remainder(vocabulary).numpy()
+        prompt, completions = ids[:6], (ids[6:9], ids[9:14], ids[14:16])
+        rows = [TrainRow(str(i), "", prompt, ids, ids > 0) for i, ids in enumerate(completions)]
+        plain, shared = (micro_batches(rows, 1000, layout)[0] for layout in (False, True))
+        self.has_plain_head = False
+        with torch.no_grad():
+            logprobs_T, _ = self.token_logprobs(plain, 1.0)
+            expected = dict(zip(plain.row_indices, logprobs_T.split(plain.lengths), strict=True))
+            self.has_plain_head = self.module.get_output_embeddings() is not None
+            self.has_plain_head = self.has_plain_head and self._agrees(plain, expected)
+            self.shared_prefix = wants_shared and self._agrees(shared, expected)
+        if not self.has_plain_head:
+            self.notes.append("logits of this model are more than hidden states x head: computed at all positions")
+        if wants_shared and not self.shared_prefix:
+            self.notes.append("this model does not let completions share a prompt: each row is computed on its own")
+
+    def _agrees(self, batch: MicroBatch, expected: dict[int, Tensor]) -> bool:
+        try:
+            found = self.token_logprobs(batch, 1.0)[0].split(batch.lengths)
+        except (TypeError, ValueError, RuntimeError, AttributeError):  # a family that takes no such mask or positions
+            return False
+        gaps = [(found[i] - expected[row]).abs().max() for i, row in enumerate(batch.row_indices)]
+        return bool(max(gaps) <= PROBE_TOLERANCE[self.dtype])
+
+
+@dataclass(frozen=True)
+class AdapterOff:
+    """The model that an adapter was put on, seen through the policy that carries it."""
+
+    policy: Policy
+
+    def token_logprobs(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        with self.policy.without_adapter():
+            return self.policy.token_logprobs(batch, temperature)
+
+
+def load_reference(settings: ModelSettings, folder: Path, resident: Policy | None) -> Scorer:
+    """The frozen policy of a model folder: the resident one without its adapter when it stands on that folder."""
+    if resident is not None and resident.adapter is not None and resident.folder == Path(folder):
+        return AdapterOff(resident)
+    return Policy.load(settings, folder, seed=0, trainable=False)
+
+
+def _add_adapter(module: Any, settings: ModelSettings, seed: int) -> Any:
+    """LoRA layers in float32, in place. B is 0, so the policy starts as the model; A comes from seed and name."""
+    from peft import LoraConfig, get_peft_model
+
+    targets = settings.lora_targets
+    config = LoraConfig(
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,
+        lora_dropout=0.0,
+        bias="none",
+        target_modules="all-linear" if targets == ["all-linear"] else targets,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        # peft draws first weights from the global stream: they are replaced below, and the stream is put back.
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            # peft 0.21 asks transformers 5 for a property by its old name.
+            warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+            adapter = get_peft_model(module, config)
+    except ValueError as error:
+        raise SettingsError(f"model.lora_targets must name linear modules of the model: {error}") from error
+    for name, weight in module.named_parameters():
+        if ".lora_A." in name:
+            generator = torch.Generator().manual_seed(derive(seed, "lora", name))
+            first = torch.empty(weight.shape)
+            nn.init.kaiming_uniform_(first, a=5**0.5, generator=generator)
+            weight.data.copy_(first)
+    return adapter.eval()
+
+
+def _adds_to(master: Tensor) -> Any:
+    """A hook that moves a compute weight's gradient, once complete, into its master's float32 gradient."""
+
+    def move(weight: Tensor) -> None:
+        if master.grad is None:
+            master.grad = weight.grad.float()
+        else:
+            master.grad += weight.grad
+        weight.grad = None
+
+    return move
+
+
+def _attention_window(config: Any) -> int | None:
+    """The longest sequence in which every token sees all before it; None where no layer has a window."""
+    windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    return min((window for window in windows if window), default=None)

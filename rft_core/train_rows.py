@@ -1,0 +1,82 @@
+"""Rollouts and their credit, joined into the rows that an update trains on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data_contracts.refs import PolicyRef
+from rft_core.batching import TrainRow
+from rft_core.errors import ContractError
+
+ROLLOUT_COLUMNS = (
+    "rollout_id",
+    "segment",
+    "group_id",
+    "purpose",
+    "policy_id",
+    "prompt_token_ids",
+    "completion_token_ids",
+    "completion_mask",
+    "behaviour_logprobs",
+)
+
+
+def train_rows(rollouts: pa.Table, advantages: pa.Table, before: PolicyRef) -> list[TrainRow]:
+    """One row per train rollout segment, ordered by group, rollout and segment, whatever the tables' order.
+
+    Rollouts of other purposes (baselines) have no credit and are left out. Raises ContractError unless train rollouts
+    and advantages have the same keys, and lists aligned with the completion.
+    """
+    credit = {(row["rollout_id"], row["segment"]): row for row in advantages.to_pylist()}
+    wanted = [row for row in rollouts.select(list(ROLLOUT_COLUMNS)).to_pylist() if row["purpose"] == "train"]
+    keys = {(row["rollout_id"], row["segment"]) for row in wanted}
+    if len(keys) != len(wanted) or len(credit) != advantages.num_rows or keys != credit.keys():
+        odd = sorted(keys ^ credit.keys()) or ["a key occurs twice"]
+        raise ContractError(
+            f"advantages must hold one row per train rollout segment, found {advantages.num_rows} rows for "
+            f"{len(wanted)} rollouts; the first that differs: {odd[0]}"
+        )
+    wanted.sort(key=lambda row: (row["group_id"], row["rollout_id"], row["segment"]))
+    return [_train_row(row, credit[row["rollout_id"], row["segment"]], before) for row in wanted]
+
+
+def _train_row(rollout: dict[str, Any], credit: dict[str, Any], before: PolicyRef) -> TrainRow:
+    completion = np.array(rollout["completion_token_ids"], np.int64)
+    mask = np.array(rollout["completion_mask"], bool)
+    values = credit["token_advantages"]
+    advantages = np.full(len(completion), credit["advantage"], np.float32) if values is None else _floats(values)
+    behaviour = rollout["behaviour_logprobs"]
+    lists = {
+        "completion_mask": mask,
+        "token_advantages": advantages,
+        "behaviour_logprobs": completion if behaviour is None else _floats(behaviour),
+    }
+    for name, found in lists.items():
+        if len(found) != len(completion):
+            raise ContractError(
+                f"{name} must be aligned with completion_token_ids, found {len(found)} values for "
+                f"{len(completion)} tokens in rollout {rollout['rollout_id']}, segment {rollout['segment']}"
+            )
+    trained_mask = mask & credit["is_trained"]
+    if not np.isfinite(advantages[trained_mask]).all():
+        raise ContractError(f"advantages must be finite, found otherwise in rollout {rollout['rollout_id']}")
+    return TrainRow(
+        rollout_id=rollout["rollout_id"],
+        segment=rollout["segment"],
+        group_id=rollout["group_id"],
+        prompt_token_ids=np.array(rollout["prompt_token_ids"], np.int64),
+        completion_token_ids=completion,
+        trained_mask=trained_mask,
+        advantages=advantages,
+        behaviour_logprobs=None if behaviour is None else _floats(behaviour),
+        weight=credit["weight"],
+        is_off_policy=rollout["policy_id"] != before.policy_id,
+        term=credit["term"],
+    )
+
+
+def _floats(values: list[float | None]) -> np.ndarray:
+    return np.array([np.nan if value is None else value for value in values], np.float32)

@@ -1,0 +1,308 @@
+"""One policy update: rollouts and their credit -> optimizer steps, each a row of record `updates`.
+
+Knows no algorithm by name: what to compute is asked of the algorithm's row, and its loss is a function of a micro-batch
+and of denominators that are global to the optimizer step. So neither value nor gradient depends on the split.
+
+Shapes: T completion tokens of a micro-batch, flat; R its rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from data_contracts.refs import PolicyRef
+from data_contracts.schemas import UPDATES
+from rft_core.algorithms import Algorithm, check, resolve_algorithm
+from rft_core.batching import MicroBatch, TrainRow
+from rft_core.config import AlgorithmSettings, RolloutSettings, TrainingSettings
+from rft_core.errors import TrainingDiverged
+from rft_core.losses import ROW_KINDS, Denominators, LossBatch, denominators_of
+from rft_core.objective import finish_metrics
+from rft_core.optimizer import Optimizer, learning_rate
+from rft_core.policy import Policy, Scorer
+from rft_core.seeds import derive, permutation
+from rft_core.train_rows import train_rows
+
+Progress = Callable[[int, int, str], None]
+
+NO_TRAINED_TOKENS = "no_trained_tokens"  # no row of the mini-batch is trained
+NO_SIGNAL = "no_signal"  # rows are trained, but every advantage is 0 and nothing else has a gradient
+NON_FINITE_LOSS = "non_finite_loss"
+NON_FINITE_GRADIENT = "non_finite_gradient"
+
+
+@dataclass
+class TrainState:
+    """Everything that an update changes, and a checkpoint holds. Counters are of the whole run."""
+
+    policy: Policy
+    optimizer: Optimizer
+    optimizer_step: int = 0  # rows of record `updates` so far: steps taken and skipped
+    skipped_in_a_row: int = 0  # for a non-finite loss or gradient
+
+    @classmethod
+    def start(cls, policy: Policy) -> TrainState:
+        return cls(policy, Optimizer.over(policy))
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """The rows of one optimizer step; `forward_rows` are those whose logprobs its loss reads."""
+
+    rows: list[TrainRow]
+    forward_rows: list[TrainRow]
+    micro_batches: list[MicroBatch]  # of forward_rows
+    group_numbers: dict[str, int]
+    denominators: Denominators
+
+
+@dataclass(frozen=True)
+class Scores:
+    """float32 logprobs per row, by rollout id and segment (`TrainRow.key`), from before the first optimizer step."""
+
+    old: dict[tuple[str, int], Tensor] | None
+    reference: dict[tuple[str, int], Tensor] | None
+
+
+@dataclass(frozen=True)
+class _Update:
+    """What stays the same over the optimizer steps of an update."""
+
+    algorithm: Algorithm
+    training: TrainingSettings
+    temperature: float
+    version: int  # that is being made, also the training step
+    total_optimizer_steps: int
+    advance: Callable[[str], None]
+
+
+def update_policy(
+    state: TrainState,
+    rollouts: pa.Table,
+    advantages: pa.Table,
+    *,
+    algorithm: AlgorithmSettings,
+    training: TrainingSettings,
+    rollout: RolloutSettings,
+    before: PolicyRef,
+    reference: Scorer | None,
+    seed: int,
+    total_steps: int,
+    progress: Progress | None = None,
+) -> pa.Table:
+    """Train `state`, which holds policy `before`, into version before.version + 1; gives its rows of `updates`.
+
+    `total_steps` is the number of optimizer steps of the whole run, for schedules that depend on it. Rows of another
+    policy than `before` are off-policy. Raises ContractError when rollouts and advantages do not pair up,
+    TrainingDiverged after too many non-finite steps in a row; a step that is skipped leaves no trace in weights and
+    moments.
+    """
+    row_of_table = resolve_algorithm(algorithm)
+    check(row_of_table, training)
+    rows = train_rows(rollouts, advantages, before)
+    version = before.version + 1
+    seed = derive(seed, "update", version)
+    plan = _plan(state.policy, rows, row_of_table, training, rollout.max_completion_tokens, seed)
+    num_passes = len(plan) // training.epochs
+    needs_old = len(plan) > 1 or any(row.is_off_policy and row.num_trained_tokens for row in rows)
+    needs_reference = row_of_table.needs_reference
+    counter = _counter(plan, num_passes, needs_old + needs_reference, progress)
+    update = _Update(row_of_table, training, rollout.temperature, version, total_steps, counter)
+    scorers = {"old": state.policy if needs_old else None, "reference": reference if needs_reference else None}
+    scores = Scores(**{name: _score(scorer, plan[:num_passes], update, name) for name, scorer in scorers.items()})
+    made = [_optimizer_step(state, mini_batch, scores, update) for mini_batch in plan]
+    return pa.Table.from_pylist(made, schema=UPDATES.schema)
+
+
+def _plan(
+    policy: Policy,
+    rows: list[TrainRow],
+    algorithm: Algorithm,
+    training: TrainingSettings,
+    max_completion_tokens: int,
+    seed: int,
+) -> list[MiniBatch]:
+    """Every epoch's mini-batches: whole groups, in an order drawn anew each epoch. Some are empty where groups are few,
+    so that the number of optimizer steps is known beforehand."""
+    groups: dict[str, list[TrainRow]] = {}
+    for row in rows:
+        groups.setdefault(row.group_id, []).append(row)
+    plan = []
+    for epoch in range(training.epochs):
+        order = permutation(derive(seed, epoch), len(groups))
+        names = list(groups)
+        for part in np.array_split(order, training.mini_batches):
+            # Inside a mini-batch rows keep the table's order: only membership is drawn.
+            chosen = [row for index in sorted(part) for row in groups[names[index]]]
+            plan.append(_mini_batch(policy, chosen, algorithm, training.micro_batch_tokens, max_completion_tokens))
+    return plan
+
+
+def _mini_batch(
+    policy: Policy, rows: list[TrainRow], algorithm: Algorithm, token_budget: int, max_completion_tokens: int
+) -> MiniBatch:
+    needs_all = algorithm.needs_all_rows()
+    forward_rows = [row for row in rows if row.num_trained_tokens and (needs_all or row.has_signal)]
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(row.group_id for row in rows))}
+    denominators = denominators_of(
+        [row.num_trained_tokens for row in rows],
+        [numbers[row.group_id] for row in rows],
+        max_completion_tokens,
+        [row.weight for row in rows],
+        [row.term for row in rows],
+    )
+    return MiniBatch(rows, forward_rows, policy.micro_batches(forward_rows, token_budget), numbers, denominators)
+
+
+def _score(
+    scorer: Scorer | None, plan: Sequence[MiniBatch], update: _Update, name: str
+) -> dict[tuple[str, int], Tensor] | None:
+    """Logprobs by the weights of now, in the very micro-batches that train: on-policy ratios are exactly 1 at first."""
+    if scorer is None:
+        return None
+    scored = {}
+    with torch.no_grad():
+        for mini_batch in plan:
+            for batch in mini_batch.micro_batches:
+                logprobs_T, _ = scorer.token_logprobs(batch, update.temperature)
+                rows = _rows_of(mini_batch, batch)
+                scored |= {row.key: part for row, part in zip(rows, logprobs_T.split(batch.lengths), strict=True)}
+                update.advance(f"{name} logprobs")
+    return scored
+
+
+def _optimizer_step(state: TrainState, mini_batch: MiniBatch, scores: Scores, update: _Update) -> dict[str, Any]:
+    """Accumulate the gradient of a mini-batch, then step or skip; gives the row of `updates`."""
+    state.optimizer_step += 1
+    rate = learning_rate(update.training, state.optimizer_step, update.total_optimizer_steps)
+    optimizer = state.optimizer
+    optimizer.discard_gradients()
+    sums, loss = _accumulate(state.policy, mini_batch, scores, update)
+    norm = optimizer.grad_norm() if mini_batch.micro_batches and math.isfinite(loss) else 0.0
+    skipped = _reason_to_skip(mini_batch, loss, norm)
+    if skipped is None:
+        optimizer.step(update.training, rate, norm)
+        state.skipped_in_a_row = 0
+    optimizer.discard_gradients()
+    trained = [row for row in mini_batch.rows if row.num_trained_tokens]
+    made = finish_metrics(sums) | {
+        "policy_version": update.version,
+        "optimizer_step": state.optimizer_step,
+        "loss": loss,
+        "grad_norm": norm,
+        "learning_rate": rate,
+        "trained_rows": len(trained),
+        "trained_tokens": sum(row.num_trained_tokens for row in trained),
+        "off_policy_rows": sum(row.is_off_policy for row in trained),
+        "forward_rows": len(mini_batch.forward_rows),
+        "skipped": skipped,
+    }
+    if skipped in (NON_FINITE_LOSS, NON_FINITE_GRADIENT):
+        _count_skipped(state, update, made)
+    return made
+
+
+def _accumulate(
+    policy: Policy, mini_batch: MiniBatch, scores: Scores, update: _Update
+) -> tuple[list[dict[str, float]], float]:
+    """Forward and backward of every micro-batch; stops at the first loss that is not finite."""
+    sums, total = [], 0.0
+    for batch in mini_batch.micro_batches:
+        logprobs_T, entropy_T = policy.token_logprobs(
+            batch, update.temperature, entropy_gradient=update.algorithm.needs_entropy_gradient
+        )
+        loss_batch = _loss_batch(mini_batch, batch, scores, logprobs_T, entropy_T)
+        parts = update.algorithm.loss(loss_batch, mini_batch.denominators, update.version)
+        loss = float(parts.loss.detach())
+        sums.append(parts.sums)
+        total += loss
+        if not math.isfinite(loss):
+            break
+        parts.loss.backward()
+        update.advance("forward and backward")
+    return sums, total
+
+
+def _loss_batch(
+    mini_batch: MiniBatch, batch: MicroBatch, scores: Scores, logprobs_T: Tensor, entropy_T: Tensor
+) -> LossBatch:
+    rows = _rows_of(mini_batch, batch)
+    device = logprobs_T.device
+
+    def flat(parts: list[np.ndarray]) -> Tensor:
+        return torch.from_numpy(np.concatenate(parts)).to(device)
+
+    def per_row(values: list[Any], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    def scored(values: dict[tuple[str, int], Tensor] | None) -> Tensor | None:
+        return None if values is None else torch.cat([values[row.key] for row in rows])
+
+    behaviour = None
+    if any(row.behaviour_logprobs is not None for row in rows):
+        unknown = [np.full(length, np.nan, np.float32) for length in batch.lengths]
+        known = [row.behaviour_logprobs for row in rows]
+        behaviour = flat([gap if values is None else values for values, gap in zip(known, unknown, strict=True)])
+    return LossBatch(
+        logprobs_T=logprobs_T,
+        entropy_T=entropy_T,
+        old_logprobs_T=scored(scores.old),
+        behaviour_logprobs_T=behaviour,
+        reference_logprobs_T=scored(scores.reference),
+        advantages_T=flat([row.advantages for row in rows]),
+        mask_T=flat([row.trained_mask for row in rows]),
+        row_T=flat([np.repeat(np.arange(len(rows)), batch.lengths)]),
+        off_policy_R=per_row([row.is_off_policy for row in rows], torch.bool),
+        weight_R=per_row([row.weight for row in rows], torch.float32),
+        group_R=per_row([mini_batch.group_numbers[row.group_id] for row in rows], torch.int64),
+        term_R=per_row([ROW_KINDS.index(row.term) for row in rows], torch.int64),
+    )
+
+
+def _rows_of(mini_batch: MiniBatch, batch: MicroBatch) -> list[TrainRow]:
+    return [mini_batch.forward_rows[index] for index in batch.row_indices]
+
+
+def _reason_to_skip(mini_batch: MiniBatch, loss: float, norm: float) -> str | None:
+    if not any(row.num_trained_tokens for row in mini_batch.rows):
+        return NO_TRAINED_TOKENS
+    if not mini_batch.forward_rows:
+        return NO_SIGNAL
+    if not math.isfinite(loss):
+        return NON_FINITE_LOSS
+    return None if math.isfinite(norm) else NON_FINITE_GRADIENT
+
+
+def _count_skipped(state: TrainState, update: _Update, made: dict[str, Any]) -> None:
+    state.skipped_in_a_row += 1
+    if state.skipped_in_a_row >= update.training.max_skipped_updates:
+        raise TrainingDiverged(
+            f"at most {update.training.max_skipped_updates - 1} optimizer steps in a row may be skipped, optimizer "
+            f"step {state.optimizer_step} of policy version {update.version} is one more: {made['skipped']} "
+            f"(loss {made['loss']}, grad_norm {made['grad_norm']}); lower training.learning_rate, or go on from an "
+            "earlier step with `rft rerun RUN --from update --at N`"
+        )
+
+
+def _counter(
+    plan: list[MiniBatch], num_passes: int, num_scorers: int, progress: Progress | None
+) -> Callable[[str], None]:
+    """A function that counts micro-batches, of all passes, and reports each."""
+    sizes = [len(mini_batch.micro_batches) for mini_batch in plan]
+    total, done = sum(sizes) + num_scorers * sum(sizes[:num_passes]), 0
+
+    def advance(note: str) -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, total, note)
+
+    return advance

@@ -1,0 +1,59 @@
+"""The advantage stage: rollouts and rewards -> credit, one row per train rollout segment."""
+
+from __future__ import annotations
+
+import time
+
+import pyarrow.compute as pc
+from prefect.client.schemas.objects import State
+
+from data_contracts.refs import TableRef, content_key
+from rft_core.credit import compute_advantages
+from tasks.context import RunContext, opened
+from tasks.progress import Summary
+from tasks.semantics import SEMANTICS
+from tasks.stage import Slot, commit, report, reuse, stage_task, write
+
+
+@stage_task("advantages")
+def assign_credit(run: str, slot: Slot, rollouts: TableRef, rewards: TableRef) -> State[TableRef]:
+    """Advantages of one step, with the reason of every row that is not trained."""
+    context = opened(run)
+    began = time.monotonic()
+    recipe = context.recipe
+    settings = {
+        "algorithm": recipe.algorithm.content(),
+        "max_completion_tokens": recipe.rollout.max_completion_tokens,
+        "current_version": slot.step - 1,
+    }
+    key = content_key(
+        "advantages",
+        inputs=[rollouts, rewards],
+        settings=settings,
+        identity={},
+        seed=recipe.seed,
+        semantics=SEMANTICS["advantages"],
+    )
+    refs = reuse(context, slot, {"advantages": key})
+    reused = refs is not None
+    if refs is None:
+        table, metrics = compute_advantages(
+            context.store.read(rollouts),
+            context.store.read(rewards),
+            recipe.algorithm,
+            recipe.rollout.max_completion_tokens,
+            slot.step - 1,
+        )
+        refs = {"advantages": write(context, "advantages", key, table, [rollouts, rewards], settings, metrics=metrics)}
+    commit(context, slot, refs, began=began, reused=reused)
+    return report(context, slot, _summary(context, refs["advantages"]), refs["advantages"], reused)
+
+
+def _summary(context: RunContext, ref: TableRef) -> Summary:
+    """Rows trained, and how many were left out or carry no signal, by reason."""
+    table = context.store.read(ref, ["is_trained", "drop_reason"])
+    summary: Summary = {"rows": table.num_rows, "trained": pc.sum(table["is_trained"]).as_py() or 0}
+    for count in pc.value_counts(table["drop_reason"].combine_chunks()).to_pylist():
+        if count["values"] != "none":
+            summary[count["values"]] = count["counts"]
+    return summary

@@ -1,0 +1,123 @@
+"""A run that is killed and started again ends with the bits of one that was not."""
+
+import random
+import time
+from collections import Counter
+
+import pytest
+
+from data_contracts.ledger import Ledger
+from tests.faults.harness import all_digests, assert_same, flip_a_byte, generated_blocks, write_recipe
+from tests.tiny import make_tiny_model
+
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
+RANDOM_KILLS = 10
+
+
+def test_killed_at_random_moments(recipe, undisturbed, runs, tmp_path):
+    moments = random.Random(7)
+    kills = 0
+    for _ in range(RANDOM_KILLS):
+        end = time.monotonic() + moments.uniform(1, 5)
+        kills += runs.kill_when(lambda end=end: time.monotonic() > end, "run", recipe, "--name", "x", root=tmp_path)
+    runs.finish("run", recipe, "--name", "x", root=tmp_path)
+    assert kills >= RANDOM_KILLS // 2
+    assert_same(tmp_path, undisturbed, kills)
+
+
+def test_killed_inside_replay(runs, tmp_path):
+    """Checkpoints further apart than the run: every resume replays all updates, and is killed while it does."""
+    recipe = write_recipe(
+        tmp_path,
+        make_tiny_model(tmp_path / "model"),
+        steps=6,
+        training__checkpoint_every=100,
+        evaluation__every=0,
+    )
+    calm, root = tmp_path / "calm", tmp_path / "killed"
+    runs.finish("run", recipe, "--name", "x", root=calm)
+    fifth = root / "runs/x/ledger/main.00005.update.0.json"
+    assert runs.kill_when(fifth.exists, "run", recipe, "--name", "x", root=root)
+    for number in range(1, 4):
+        replayed = runs.log.read_text().count("replayed in")
+
+        def is_inside(count: int = replayed + number) -> bool:
+            return runs.log.read_text().count("replayed in") >= count
+
+        assert runs.kill_when(is_inside, "run", recipe, "--name", "x", root=root)
+        assert not (root / "runs/x/ledger/main.00006.rollouts.0.json").exists()
+    runs.finish("run", recipe, "--name", "x", root=root)
+    assert all_digests(root, "x") == all_digests(calm, "x")
+
+
+def test_killed_while_the_choice_of_prompts_goes_by_rewards(runs, tmp_path):
+    """The memory of the order is in tables: a resume chooses what the uninterrupted run chose."""
+    recipe = write_recipe(
+        tmp_path,
+        make_tiny_model(tmp_path / "model"),
+        data__order="targeted",
+        rollout__ahead=1,
+        evaluation__every=0,
+        reward={"functions": [{"name": "answer_format", "pattern": "(?s).*[a-m].*"}]},
+    )
+    calm, root = tmp_path / "calm", tmp_path / "killed"
+    runs.finish("run", recipe, "--name", "x", root=calm)
+    moments = [
+        lambda: list(root.glob("store/prompt_stats/*/manifest.json")),  # statistics without the prompts beside them
+        lambda: (root / "runs/x/ledger/main.00003.prompts.0.json").exists(),
+        lambda: len(list(root.glob("store/prompt_stats/*/manifest.json"))) == 2,
+        lambda: (root / "runs/x/ledger/main.00004.rollouts.0.json").exists(),
+    ]
+    for moment in moments:
+        assert runs.kill_when(moment, "run", recipe, "--name", "x", root=root)
+    runs.finish("run", recipe, "--name", "x", root=root)
+    assert all_digests(root, "x") == all_digests(calm, "x")
+
+
+@pytest.mark.parametrize("damaged", [["optimizer.safetensors"], ["model.safetensors", "state.json"]])
+def test_altered_checkpoints_are_set_aside_and_their_policies_replayed(runs, tmp_path, damaged):
+    """Checkpoints of versions 2 and 4: with the newest altered the run goes on from 2, with both from the model."""
+    recipe = write_recipe(
+        tmp_path, make_tiny_model(tmp_path / "model"), steps=5, training__checkpoint_every=2, evaluation__every=0
+    )
+    calm, root = tmp_path / "calm", tmp_path / "killed"
+    runs.finish("run", recipe, "--name", "x", root=calm)
+    fifth = root / "runs/x/ledger/main.00005.rollouts.0.json"
+    assert runs.kill_when(fifth.exists, "run", recipe, "--name", "x", root=root)
+    policies = [entry.policy.policy_id for entry in Ledger(root / "runs/x").entries("checkpoint")]
+    assert len(policies) == 2
+    for policy, file in zip(reversed(policies), damaged, strict=False):
+        flip_a_byte(root / "checkpoints" / policy / file)
+    said = len(runs.log.read_text())
+    runs.finish("run", recipe, "--name", "x", root=root)
+    assert all_digests(root, "x") == all_digests(calm, "x")
+    said = runs.log.read_text()[said:]
+    assert said.count("is set aside") == len(damaged) == len(list((root / "damaged").iterdir()))
+    assert said.count("replayed in") == 2 * len(damaged)
+
+
+def test_the_real_model_killed_three_times(smollm2, runs, tmp_path):
+    recipe = write_recipe(
+        tmp_path / "recipe",
+        smollm2,
+        steps=2,
+        model__dtype="auto",
+        rollout__prompts_per_step=3,
+        rollout__block_groups=1,
+        rollout__group_size=2,
+        training__learning_rate=1e-5,
+        evaluation__every=0,
+    )
+    calm, root = tmp_path / "calm", tmp_path / "killed"
+    runs.finish("run", recipe, "--name", "x", root=calm)
+    moments = [  # within generation, at the first update, within the second step
+        lambda: list(root.glob("store/rollouts/*/part-00001.json")),
+        lambda: (root / "runs/x/ledger/main.00001.update.0.json").exists(),
+        lambda: len(list(root.glob("store/rollouts/*/part-00000.json"))) == 2,
+    ]
+    for moment in moments:
+        assert runs.kill_when(moment, "run", recipe, "--name", "x", root=root)
+    runs.finish("run", recipe, "--name", "x", root=root)
+    assert all_digests(root, "x") == all_digests(calm, "x")
+    repeated = Counter(generated_blocks(root, "x")) - Counter(generated_blocks(calm, "x"))
+    assert sum(repeated.values()) <= len(moments)

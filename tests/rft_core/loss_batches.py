@@ -1,0 +1,126 @@
+"""Runs our loss on the rows of the oracle's example step, split into micro-batches as asked."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rft_core.algorithms import Algorithm, Correction, Kl, Term
+from rft_core.losses import Denominators, LossBatch, denominators_of
+from rft_core.objective import finish_metrics
+from tests.oracle import losses as oracle
+from tests.oracle.steps import MAX_COMPLETION_TOKENS, Row, initial_weights, logprobs_of
+
+# Settings beyond one name of a table.
+EXTRAS = {
+    "dual_clip": {"dual_clip": 1.5},
+    "asymmetric_clip": {"clip_low": 0.1, "clip_high": 0.28},
+    "kl": {"kl_coefficient": 0.5},
+    "kl_importance": {"kl_coefficient": 0.5, "kl_importance": True},
+    "entropy": {"entropy_coefficient": 0.3},
+    "sequence_weight": {"correction_level": "sequence_geometric"},
+    "sequence_weight_sum": {"correction_level": "sequence_product"},
+    "sequence_mask": {"correction": "mask", "correction_level": "sequence_geometric"},
+    "gspo_like": {"level": "sequence_geometric", "aggregation": "sequence_mean", "clip_low": 3e-4, "clip_high": 4e-4},
+    "gated_ratio": {"surrogate": "log_ratio", "gate": "two_side", "gate_low": 0.1, "gate_high": 0.3},
+}
+
+
+def denominators(rows: list[Row]) -> Denominators:
+    return denominators_of(
+        [int(row.trained.sum()) for row in rows],
+        [row.group for row in rows],
+        MAX_COMPLETION_TOKENS,
+        [row.weight for row in rows],
+    )
+
+
+def batch_of(rows: list[Row], logprobs: torch.Tensor, entropies: torch.Tensor) -> LossBatch:
+    def flat(values: list[np.ndarray]) -> torch.Tensor:
+        return torch.tensor(np.concatenate(values), dtype=torch.float32)
+
+    return LossBatch(
+        logprobs_T=logprobs,
+        advantages_T=flat([np.where(row.mask, row.advantage, np.nan) for row in rows]),
+        mask_T=torch.tensor(np.concatenate([row.trained for row in rows])),
+        row_T=torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(row.mask) for row in rows])),
+        off_policy_R=torch.tensor([row.is_off_policy for row in rows]),
+        weight_R=torch.tensor([row.weight for row in rows], dtype=torch.float32),
+        group_R=torch.tensor([row.group for row in rows]),
+        old_logprobs_T=None if rows[0].old is None else flat([row.old for row in rows]),
+        behaviour_logprobs_T=flat([row.behaviour for row in rows]),
+        reference_logprobs_T=flat([row.reference for row in rows]),
+        entropy_T=entropies,
+    )
+
+
+def hand_batch(logprobs, advantages, *, mask=None, rows=None, groups=None, off_policy=False, **optional) -> LossBatch:
+    """A batch of literal numbers: one row unless `rows` says otherwise."""
+    count = len(logprobs)
+    row_T = torch.tensor(rows or [0] * count)
+    num_rows = int(row_T.max()) + 1
+    return LossBatch(
+        logprobs_T=torch.tensor(logprobs, requires_grad=True),
+        advantages_T=torch.tensor(advantages),
+        mask_T=torch.tensor(mask or [True] * count),
+        row_T=row_T,
+        off_policy_R=torch.full((num_rows,), off_policy),
+        weight_R=torch.ones(num_rows),
+        group_R=torch.tensor(groups or [0] * num_rows),
+        **{name: torch.tensor(values) for name, values in optional.items()},
+    )
+
+
+def ours(algorithm: Algorithm, rows: list[Row], splits: list[list[int]] | None = None):
+    """(loss, gradient to the model's weights, metrics), accumulated over micro-batches in float32."""
+    weights = initial_weights()
+    total, sums = 0.0, []
+    over = denominators(rows)
+    for numbers in splits or [list(range(len(rows)))]:
+        chosen = [rows[number] for number in numbers]
+        scored = [logprobs_of(row, weights) for row in chosen]
+        logprobs, entropies = (torch.cat([pair[part] for pair in scored]).float() for part in (0, 1))
+        parts = algorithm.loss(batch_of(chosen, logprobs, entropies), over, step=1)
+        parts.loss.backward()
+        total += parts.loss.item()
+        sums.append(parts.sums)
+    return total, weights.grad, finish_metrics(sums)
+
+
+def expected(spec: dict, rows: list[Row]):
+    """(loss, gradient) of the oracle, on the same float32 logprobs."""
+    weights = initial_weights()
+    scored = [logprobs_of(row, weights) for row in rows]
+    loss = oracle.step_loss(rows, [pair[0].float().double() for pair in scored], [pair[1] for pair in scored], spec)
+    loss.backward()
+    return loss.item(), weights.grad
+
+
+def algorithm_of(spec: dict) -> Algorithm:
+    values = oracle.DEFAULTS | spec
+    term_names = set(Term.__dataclass_fields__) & set(values)
+    return Algorithm(
+        name="test",
+        source="",
+        advantage="none",
+        terms=(Term(**{name: values[name] for name in term_names}),),
+        kl=Kl(values["kl_coefficient"], values["kl_estimator"], values["kl_importance"]),
+        entropy_coefficient=values["entropy_coefficient"],
+        correction=Correction(
+            values["correction"],
+            values["correction_level"],
+            values["correction_cap"],
+            values["correction_low"],
+            values["correction_high"],
+        ),
+    )
+
+
+def assert_close(loss, gradient, wanted_loss, wanted_gradient, tolerance=1e-6):
+    assert math.isfinite(loss)
+    assert torch.isfinite(gradient).all()
+    assert loss == pytest.approx(wanted_loss, rel=3e-6, abs=1e-6)
+    assert (gradient - wanted_gradient).abs().max() <= tolerance * max(wanted_gradient.abs().max().item(), 1e-12)

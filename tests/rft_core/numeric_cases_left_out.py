@@ -1,0 +1,71 @@
+"""Ids of tests/cases/numeric_cases.jsonl that test_numeric_cases.py does not assert, by reason."""
+
+from __future__ import annotations
+
+OTHER_CONVENTION = {
+    "no statistic of nothing: a group without scored members has no deviation, its rows are unscored": "nanstd_3",
+    "a singleton has credit 0, not its raw score over 1": "group_mean_std",
+    "the penalty stops at -1 at the limit and has no factor; scale it by a reward's weight": "overlong_shaping",
+    "the KL value is not clamped, only the log ratio, at 20": "kl_clamp kl_clamped",
+    "we report |old - behaviour| and the largest ratio, unclamped, not signed means of log ratios": (
+        "ppo_kl_metrics ppo_kl_unclamped"
+    ),
+    "we count capped weights, not rows with a capped token": "seq_fraction_high",
+    "rows are never padded: completions are flat, with a row number for each token": (
+        "pad_0 pad_2 pad_3 pad_5 pad_6 pad_8 flush_left_1 flush_left_3 async_collate_1 collate_lm_4 collate_lm_5"
+    ),
+    "groups come from ids and blocks, not from a repeating sampler that drops what is left over": (
+        "repeat_sampler_1 repeat_sampler_3 repeat_sampler_4a repeat_sampler_4b repeat_sampler_4d split_tensor_dict_1 "
+        "bal_exp tail_rollout"
+    ),
+    "completions end where the engine said they stopped; no mask is guessed from token ids": (
+        "eos_mask_1 eos_mask_2 eos_mask_3"
+    ),
+    "rows are data in tables: no replay buffer": "replay_1 replay_2 replay_3",
+    "a report of another tool": "mfu_1 table_1 dp_sum_metric",
+}
+
+LATER = {
+    "advantages still to come (gae, whitening, per component, opo, maxrl, pass@k, filters)": (
+        "masked_whiten gae_0 gae_2 gae_3 gae_gapskip adv_gdpo reinforcepp a2po_v gae_returns_g1_l1 "
+        "gae_returns_g1_l0.5 gae_masked_middle_two_conventions gae_multiturn_invariance reinforce_pp_returns_0 "
+        "reinforce_pp_returns_2 reinforce_pp_returns_3 maxrl nemo_gdpo gpg_scaling opo_baseline grpo_passk "
+        "reward_variance_filter_top_p"
+    ),
+    "KL in the reward and its controllers": "rloo_trl adaptive_kl adaptive_kl_step entropy_ctl",
+    "losses, gates and corrections still to come": (
+        "entropy_mask_0 entropy_mask_2 entropy_mask_3 entropy_mask_5 offpolicy_mask_1 offpolicy_mask_2 vespo_phi1 "
+        "cispo_clamp dro topr_taper value_clip value_loss_clip outlier_veto verl_token_rs areal_kl_k2_filter "
+        "areal_prox_loglinear areal_prox_linear"
+    ),
+    "supervised, preference and reward-model objectives": (
+        "dft_1 dpo_losses dpo_step0 dpo_fdiv ld_dpo kto kto_cycle bco orpo cpo wpo nash_md xpo reward_model rm_acc "
+        "prm_acc_1 prm_acc_2 prm_tok_1 prm_tok_2 prm_tok_3 prm_tok_4 prm_tok_5"
+    ),
+    "distillation": "iw_opd_loss teacher_req_1 teacher_req_2 jsd_beta1 jsd_beta0 jsd_mid",
+    "moving averages of weights": "bema_steps_0 bema_steps_2 bema_coef ref_sync",
+    "offline data: formats, masks, collation": (
+        "unpair_1 extract_prompt_1 extract_prompt_2 chatml_1 is_conv truncate_1 collate_lm_1 collate_lm_2 "
+        "collate_lm_3 collate_lm_6 sft_mask_1 sft_mask_2 sft_mask_3 collate_dpo_1 collate_dpo_2 "
+        "collate_kto_1 collate_rm_1 "
+        "collate_tpo_1 open_instruct_pack_masks"
+    ),
+    "packing and balance over ranks": (
+        "posids_1 pack_wrapped pack_bfd_1 pack_bfd_2 pack_bfd_split_1 pack_bfd_split_2 pack_bfd_split_3 "
+        "pack_bfd_split_4 async_bal_1 async_budget_1 async_collate_2 firstfit kk_partition groups_divisor "
+        "pack_two_workers "
+        "micro_batches_per_worker group_kept_together split_uneven"
+    ),
+    "images": "split_pixels_1 split_pixels_2 split_pixels_3",
+    "several turns": "reconcile_prefix reconcile_1 reconcile_2 reconcile_3 reconcile_4 reconcile_5",
+    "asynchronous rollouts": "staleness_capacity",
+    "rewards and their shaping": (
+        "think_valid repetition_0 repetition_2 repetition_3 repetition_5 repetition_6 repetition_8 repetition_9 "
+        "cosine_0 cosine_2 cosine_3 cosine_5 cosine_6 cosine_8 cosine_9 cosine_11 cosine_12 cosine_13 "
+        "accuracy_1 accuracy_2 "
+        "reward_weights stop_properly reward_scaling boxed_extract strip_string mathd_equal dapo_tail_window "
+        "deepscaler_think_gate gsm8k_values to_float open_instruct_strip verifiers_math prime_math f1_score "
+        "king_moves_code hanging_reward"
+    ),
+    "evaluation": "passk majority_value",
+}

@@ -1,0 +1,115 @@
+import pytest
+from pydantic import ValidationError
+
+from rft_core.config import (
+    AlgorithmSettings,
+    EvaluationSettings,
+    ExecutionSettings,
+    Recipe,
+    RetentionSettings,
+    RolloutSettings,
+    Settings,
+)
+from rft_core.rewards.settings import RewardFunction, RewardSettings
+from rft_core.setting_errors import fields_of
+
+SMALLEST = {
+    "steps": 1,
+    "model": {"path": "m"},
+    "data": {"source": "a.jsonl"},
+    "reward": {"functions": [{"name": "exact_match"}]},
+}
+
+
+def test_defaults_fill_all_but_the_required():
+    recipe = Recipe.model_validate(SMALLEST)
+    assert (recipe.seed, recipe.algorithm.name, recipe.rollout.group_size) == (0, "grpo", 8)
+
+
+@pytest.mark.parametrize("section", ["steps", "model", "data", "reward"])
+def test_required_sections_are_required(section):
+    rest = {name: value for name, value in SMALLEST.items() if name != section}
+    with pytest.raises(ValidationError, match="Field required"):
+        Recipe.model_validate(rest)
+
+
+def test_settings_are_frozen():
+    recipe = Recipe.model_validate(SMALLEST)
+    with pytest.raises(ValidationError, match="frozen"):
+        recipe.steps = 2
+
+
+def test_content_leaves_execution_out():
+    # Where data and model lie, and how work is done, must not enter a key; what comes out of them does elsewhere.
+    content = Recipe.model_validate(SMALLEST).content()
+    assert "execution" not in content
+    assert "path" not in content["model"]
+    assert "source" not in content["data"]
+    assert "retention" not in content
+    assert content["training"]["learning_rate"] == 1e-6
+
+
+def test_content_reaches_into_lists():
+    settings = RewardSettings(functions=[RewardFunction(name="custom", path="a.b", depends_on=["f.json"], weight=2.0)])
+    function = settings.content()["functions"][0]
+    assert function["weight"] == 2.0
+    assert "path" not in function
+    assert "depends_on" not in function
+
+
+def test_every_execution_setting_is_execution():
+    assert ExecutionSettings().content() == RetentionSettings().content() == {}
+
+
+def test_every_leaf_says_what_it_means():
+    missing = [
+        path
+        for path, setting in fields_of().items()
+        if not setting.description
+        and not (isinstance(setting.annotation, type) and issubclass(setting.annotation, Settings))
+    ]
+    assert missing == []
+
+
+def test_sections_come_in_the_order_of_the_form():
+    positions = [(field.json_schema_extra or {}).get("position") for field in Recipe.model_fields.values()]
+    assert positions == list(range(len(positions)))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: RewardFunction(name="custom"), "custom needs path"),
+        (lambda: RewardFunction(name="exact_match", path="a.b"), "path goes with name: custom"),
+        (lambda: RewardFunction(name="answer_format"), "needs one of pattern"),
+        (
+            lambda: RewardSettings(functions=[RewardFunction(name="exact_match"), RewardFunction(name="exact_match")]),
+            "'exact_match' twice",
+        ),
+        (lambda: EvaluationSettings(samples=2, pass_at=[1, 3]), r"at most samples \(2\), got 3"),
+        (lambda: EvaluationSettings(pass_at=[0]), "greater than or equal to 1"),
+        (lambda: EvaluationSettings(pass_at=[1, 1]), "must differ"),
+        (lambda: EvaluationSettings(samples=0, greedy=False), "samples above 0 or greedy"),
+        (lambda: EvaluationSettings(temperature=1e-4), "greater than or equal to 0.001"),
+        (lambda: RolloutSettings(temperature=0), "greater than or equal to 0.001"),
+        (lambda: AlgorithmSettings(kl_coefficient=float("nan")), "finite"),
+        (lambda: AlgorithmSettings(kl_estimator="k1"), "k2"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(make, message):
+    with pytest.raises(ValidationError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"evaluation": {"correct_component": "numeric_answer"}}, "must be one of"),
+        ({"data": {"source": "a.jsonl", "heldout_fraction": 0}}, "evaluation.every needs held-out prompts"),
+        ({"algorithm": {"overlong_buffer_tokens": 300}}, "at most rollout.max_completion_tokens"),
+        ({"algorithm": {"min_group_size": 9}}, "no group could train"),
+    ],
+)
+def test_sections_that_contradict_each_other_are_refused(change, message):
+    with pytest.raises(ValidationError, match=message):
+        Recipe.model_validate({**SMALLEST, **change})
