@@ -79,7 +79,7 @@ def test_a_reward_model_trains(tmp_path):
     own = "reward.functions.0.reward_model"
     run(
         tmp_path, "reward_model", f"{own}.path=judge", f"{own}.normalise=stored", f"{own}.max_tokens=99",
-        "rollout.max_completion_tokens=6",
+        f"{own}.dtype=float32", "rollout.max_completion_tokens=6",
     )  # fmt: skip
     tokenizer = AutoTokenizer.from_pretrained(folder)
     module = AutoModelForSequenceClassification.from_pretrained(folder).eval()
@@ -107,7 +107,8 @@ def test_a_reward_model_trains(tmp_path):
 
 def test_process_supervision_trains(tmp_path):
     folder = make_tiny_classifier(tmp_path / "models" / "steps", "token", ("bad", "good"), seed=6)
-    changes = ["reward.functions.1.process_reward_model.path=steps", "rollout.max_completion_tokens=40"]
+    own = "reward.functions.1.process_reward_model"
+    changes = [f"{own}.path=steps", f"{own}.dtype=float32", "rollout.max_completion_tokens=40"]
     run(tmp_path, "process_supervision", *changes)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     module = AutoModelForTokenClassification.from_pretrained(folder).eval()
