@@ -265,7 +265,12 @@ ADVANTAGES = _record(
             "none | zero_variance | unscored | truncated | group_too_small | stale | filtered. "
             "zero_variance alone leaves is_trained true.",
         ),
-        _column("pair_id", TEXT, "Pair of a preference objective.", null="not paired"),
+        _column(
+            "pair_id",
+            TEXT,
+            "Pair of a preference objective; a labelled completion is a pair of its own.",
+            null="not paired",
+        ),
         _column("pair_role", TEXT, "chosen | rejected.", null="not paired"),
         _column("term", TEXT, "own | expert | selected: the rows of a loss term that this row belongs to."),
     ],
@@ -273,7 +278,7 @@ ADVANTAGES = _record(
 
 UPDATES = _record(
     "updates",
-    1,
+    2,
     ("policy_version", "optimizer_step"),
     [
         _column("policy_version", pa.int64(), "Version that this update made.", "update"),
@@ -310,6 +315,17 @@ UPDATES = _record(
             "nat",
             null="no behaviour logprobs",
         ),
+        *(
+            _column(name, pa.float64(), doc, unit, null="no preference objective, or none of that role in the batch")
+            for name, doc, unit in (
+                ("rewards_chosen", "Mean implicit reward beta (policy - reference) of chosen completions.", ""),
+                ("rewards_rejected", "The same of rejected completions.", ""),
+                ("rewards_margin", "Mean of rewards_chosen - rewards_rejected over pairs.", ""),
+                ("rewards_accuracy", "Share of pairs whose margin is above 0; ties count as wrong.", ""),
+                ("logps_chosen", "Mean summed logprob of chosen completions.", "nat"),
+                ("logps_rejected", "The same of rejected completions.", "nat"),
+            )
+        ),
         _column("grad_norm", pa.float64(), "Before clipping."),
         _column("learning_rate", pa.float64(), "Of this optimizer step."),
         _column("trained_rows", pa.int64(), "Rows in the denominator.", "row"),
@@ -327,7 +343,12 @@ EVALUATIONS = _record(
     [
         _column("policy_id", TEXT, "The policy."),
         _column("suite", TEXT, "Set of prompts."),
-        _column("metric", TEXT, "sampled_accuracy | greedy_accuracy | pass@k | mean_reward."),
+        _column(
+            "metric",
+            TEXT,
+            "sampled_accuracy | greedy_accuracy | pass@k | mean_reward; of given completions "
+            "loss | margin | preference_accuracy.",
+        ),
         _column("step", pa.int64(), "Training step of the policy.", "step"),
         _column("policy_version", pa.int64(), "Number of updates behind the policy.", "update"),
         _column("value", pa.float64(), "Mean over prompts."),

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rft_core.errors import SettingsError
+from rft_core.preference_options import Preference, resolve_preference
 
 if TYPE_CHECKING:
     from rft_core.config import AlgorithmSettings, TrainingSettings
@@ -65,7 +66,10 @@ class Correction:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A row of ALGORITHMS, with a recipe's overrides once it is resolved."""
+    """A row of ALGORITHMS, with a recipe's overrides once it is resolved.
+
+    `records` are those of its data: prompts, whose completions the policy samples, or completions that are given.
+    """
 
     name: str
     source: str
@@ -74,10 +78,27 @@ class Algorithm:
     kl: Kl = field(default_factory=Kl)
     entropy_coefficient: float = 0.0
     correction: Correction = field(default_factory=Correction)
+    records: tuple[str, ...] = ("prompts",)
+    preference: Preference | None = None
+
+    @property
+    def samples(self) -> bool:
+        """Whether the policy writes the completions that it is trained on."""
+        return "prompts" in self.records
+
+    @property
+    def takes_given(self) -> bool:
+        """Whether completions that the data set gives are trained on."""
+        return not self.samples or any(term.rows == "expert" for term in self.terms)
 
     @property
     def needs_reference(self) -> bool:
-        return self.kl.coefficient > 0
+        return self.kl.coefficient > 0 or (self.preference is not None and self.preference.needs_reference)
+
+    @property
+    def has_ratio(self) -> bool:
+        """Whether a loss term reads the ratio to the policy before the update; given rows were sampled by none."""
+        return any(term.rows != "expert" for term in self.terms)
 
     @property
     def needs_entropy_gradient(self) -> bool:
@@ -95,7 +116,7 @@ class Algorithm:
 
 
 # Surrogates without any pull back to the anchor: after the first optimizer step their gradient is plainly wrong.
-SINGLE_STEP_SURROGATES = frozenset({"logprob", "log_ratio"})
+SINGLE_STEP_SURROGATES = frozenset({"logprob", "probability_weighted", "log_ratio"})
 
 # A ratio that is one number per row must be averaged per row, else long rows weigh more than the ratio says.
 SEQUENCE_AGGREGATIONS = frozenset({"sequence_mean", "sequence_sum"})
@@ -115,7 +136,9 @@ def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
     algorithm = replace(
         row,
         advantage=settings.advantage or row.advantage,
-        terms=tuple(replace(term, **changes) if term.rows == "own" else term for term in row.terms),
+        terms=tuple(
+            replace(term, **changes) if term.rows == "own" else _given_term(term, settings) for term in row.terms
+        ),
         kl=Kl(settings.kl_coefficient, settings.kl_estimator, settings.kl_importance),
         entropy_coefficient=settings.entropy_coefficient,
         correction=Correction(
@@ -125,11 +148,28 @@ def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
             low=settings.correction_low,
             high=settings.correction_high,
         ),
+        preference=resolve_preference(row.preference, row.name, settings.preference),
     )
     for term in algorithm.terms:
         _refuse_term(term, settings)
+    if not algorithm.has_ratio:
+        _refuse_term_overrides(algorithm, overrides)
     _refuse_rest(algorithm, settings)
     return algorithm
+
+
+def _refuse_term_overrides(algorithm: Algorithm, overrides: dict[str, Any]) -> None:
+    for name, value in overrides.items():
+        if value is not None and (name != "aggregation" or not algorithm.terms):
+            raise SettingsError(
+                f"algorithm.{name} has no effect: {algorithm.name} takes no ratio of its completions to an older policy"
+            )
+
+
+def _given_term(term: Term, settings: AlgorithmSettings) -> Term:
+    """A term over given rows takes another aggregation where no term over own rows does."""
+    is_alone = ALGORITHMS[settings.name].has_ratio is False
+    return replace(term, aggregation=settings.aggregation) if is_alone and settings.aggregation else term
 
 
 def _refuse_term(term: Term, settings: AlgorithmSettings) -> None:
@@ -140,7 +180,7 @@ def _refuse_term(term: Term, settings: AlgorithmSettings) -> None:
         )
     if term.level != "token" and term.surrogate in SINGLE_STEP_SURROGATES and term.gate == "none":
         raise SettingsError(f"algorithm.level {term.level} has no effect: surrogate {term.surrogate} uses no ratio")
-    if term.surrogate != "clipped":
+    if term.surrogate != "clipped" and term.rows == "own":
         for name in ("clip_low", "clip_high", "dual_clip"):
             if getattr(settings, name) is not None:
                 raise SettingsError(f"algorithm.{name} has no effect: surrogate {term.surrogate} does not clip")
@@ -189,7 +229,12 @@ def check(algorithm: Algorithm, training: TrainingSettings) -> None:
     """SettingsError when `training` asks for what the algorithm cannot do."""
     optimizer_steps = training.mini_batches * training.epochs
     for term in algorithm.terms:
-        if optimizer_steps > 1 and term.surrogate in SINGLE_STEP_SURROGATES and term.gate == "none":
+        if (
+            optimizer_steps > 1
+            and term.rows != "expert"
+            and term.surrogate in SINGLE_STEP_SURROGATES
+            and term.gate == "none"
+        ):
             raise SettingsError(
                 f"surrogate {term.surrogate} without a gate has no trust region, so training.mini_batches x "
                 f"training.epochs must be 1, got {training.mini_batches} x {training.epochs}; use surrogate clipped"
@@ -201,6 +246,16 @@ _ROW_OVERRIDES = ("level", "gate", "surrogate", "aggregation", "clip_low", "clip
 _GATE_BOUNDS = ("gate_low", "gate_high", "gate_low_outer", "gate_high_outer")
 
 _CORRECTION_LEVELS = {"mean": "sequence_geometric", "sum": "sequence_product"}
+
+
+def _preference(
+    name: str, source: str, losses: tuple[tuple[str, float], ...] = (), unit: str = "pairs", **settings: Any
+) -> Algorithm:
+    """A row for given pairs or labelled completions. Without `losses` it is the loss of that name alone."""
+    preference = Preference(losses or ((name, 1.0),), unit, **settings)
+    record = "preferences" if unit == "pairs" else "labelled"
+    return Algorithm(name, source, "none", (), records=(record,), preference=preference)
+
 
 ALGORITHMS = {
     row.name: row
@@ -216,6 +271,53 @@ ALGORITHMS = {
             source="Dr. GRPO, arXiv 2503.20783, section 3.2: neither standard deviation nor row length divides",
             advantage="group_mean",
             terms=(Term(surrogate="clipped", clip_low=0.2, clip_high=0.2, aggregation="constant_length"),),
+        ),
+        Algorithm(
+            name="sft",
+            source="maximum likelihood of given completions; a trajectory's reward weighs its tokens",
+            advantage="none",
+            terms=(Term(rows="expert", surrogate="logprob", aggregation="token_mean"),),
+            records=("demonstrations", "trajectories"),
+        ),
+        Algorithm(
+            name="dft",
+            source="Dynamic fine-tuning, arXiv 2508.05629: each token's gradient times its probability",
+            advantage="none",
+            terms=(Term(rows="expert", surrogate="probability_weighted", aggregation="token_mean"),),
+            records=("demonstrations", "trajectories"),
+        ),
+        _preference("dpo", "arXiv 2305.18290, eq. 7"),
+        _preference("dpo_norm", "dpo on averages over tokens (Tulu 3, arXiv 2411.15124)"),
+        _preference("rpo", "arXiv 2404.19733: dpo and the NLL of chosen", (("dpo", 1.0), ("nll", 1.0))),
+        _preference("ipo", "arXiv 2310.12036, eq. 17, on averages over tokens"),
+        _preference("hinge", "SLiC, arXiv 2305.10425, on log-ratios"),
+        _preference("robust", "arXiv 2403.00409", label_smoothing=0.1),
+        _preference("exo", "arXiv 2402.00856", label_smoothing=1e-3),
+        _preference("nca", "arXiv 2402.05369"),
+        _preference("sppo", "arXiv 2405.00675"),
+        _preference("apo_zero", "arXiv 2408.06266"),
+        _preference("apo_down", "arXiv 2408.06266"),
+        _preference("aot", "arXiv 2406.05882"),
+        _preference("aot_unpaired", "arXiv 2406.05882"),
+        _preference("discopop", "arXiv 2406.08414"),
+        _preference("orpo", "arXiv 2403.07691"),
+        _preference("cpo", "arXiv 2401.08417"),
+        _preference("simpo", "arXiv 2405.14734, eq. 6", beta=2.5, gamma=1.375),
+        _preference(
+            "mpo",
+            "arXiv 2411.10442: dpo, bco without shift and the NLL of chosen",
+            (("dpo", 0.8), ("bco_pair", 0.2), ("nll", 1.0)),
+            running_shift=False,
+        ),
+        _preference("kto", "arXiv 2402.01306, eq. 8", unit="labels"),
+        _preference("bco", "arXiv 2404.04656", unit="labels"),
+        _preference("apo_zero_unpaired", "arXiv 2408.06266", unit="labels"),
+        Algorithm(
+            name="online_dpo",
+            source="arXiv 2402.04792: the best of a scored group against its worst; ties make no pair",
+            advantage="none",
+            terms=(),
+            preference=Preference((("dpo", 1.0),)),
         ),
     )
 }

@@ -45,6 +45,8 @@ class TrainRow:
     is_off_policy: bool = False
     term: str = "own"
     segment: int = 0
+    pair_id: str | None = None
+    pair_role: str | None = None  # chosen | rejected
 
     @property
     def key(self) -> tuple[str, int]:

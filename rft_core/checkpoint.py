@@ -21,9 +21,10 @@ from torch import Tensor
 from rft_core.errors import ModelUnreadable
 from rft_core.model_reading import no_progress_bars, read_module
 from rft_core.policy import ATTENTION, Policy
+from rft_core.preference_step import RunningShift
 from rft_core.update import TrainState
 
-FORMAT = 1  # of state.json and the names in optimizer.safetensors
+FORMAT = 2  # of state.json and the names in optimizer.safetensors
 ADAPTER = "adapter"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"  # the name that peft reads
 
@@ -45,6 +46,7 @@ def save_checkpoint(state: TrainState, folder: Path) -> None:
         "skipped_in_a_row": state.skipped_in_a_row,
         "optimizer_num_steps": state.optimizer.num_steps,
         "lora": policy.adapter is not None,
+        "shift": [state.shift.mean, state.shift.count],
     }
     (folder / "state.json").write_text(json.dumps(counters, indent=1, sort_keys=True) + "\n")
 
@@ -72,6 +74,7 @@ def load_checkpoint(state: TrainState, folder: Path) -> None:
         state.optimizer.restore(moments, counters["optimizer_num_steps"])
         state.optimizer_step = counters["optimizer_step"]
         state.skipped_in_a_row = counters["skipped_in_a_row"]
+        state.shift = RunningShift(*counters["shift"])
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelUnreadable(f"{folder} must hold a checkpoint of this model; reading it failed: {error}") from error
 

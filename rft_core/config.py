@@ -6,13 +6,16 @@ of data are in data/settings.py, those of rewards in rewards/settings.py.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rft_core.data.settings import DataSettings
 from rft_core.rewards.settings import RewardSettings
 from rft_core.settings import NOT_BLANK, Settings, execution
+
+if TYPE_CHECKING:
+    from rft_core.algorithms import Algorithm
 
 MIN_TEMPERATURE = 1e-3  # below, logits / temperature leave float32; 0 itself means greedy
 
@@ -68,10 +71,59 @@ class RolloutSettings(Settings):
     )
 
 
-class AlgorithmSettings(Settings):
-    name: Literal["grpo", "dr_grpo"] = Field(
-        "grpo", description="A row of ALGORITHMS; its defaults fill what is null here."
+class PreferenceSettings(Settings):
+    """Null takes the value of the algorithm's row."""
+
+    losses: dict[str, float] | None = Field(
+        None, min_length=1, description="Losses and their weights, e.g. {dpo: 0.8, nll: 0.2}."
     )
+    beta: float | None = Field(None, gt=0, description="Scale of the margin.")
+    label_smoothing: float | None = Field(None, ge=0, lt=1, description="Chance that a label is wrong.")
+    length_normalised: bool | None = Field(None, description="ipo: averages over tokens instead of sums.")
+    divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] | None = Field(
+        None, description="dpo: what holds the policy to the reference."
+    )
+    divergence_alpha: float | None = Field(None, gt=0, description="divergence alpha: its parameter.")
+    tail_weight: float | None = Field(
+        None, ge=0, le=1, description="Weight of tokens beyond the shorter completion of the pair (LD-DPO); 1 is off."
+    )
+    gamma: float | None = Field(None, ge=0, description="simpo: margin that chosen must win by.")
+    alpha: float | None = Field(None, ge=0, description="cpo: weight of the NLL of chosen.")
+    alpha_reward: float | None = Field(None, ge=0, description="simpo: AlphaPO's alpha; 0 is log p.")
+    desirable_weight: float | None = Field(None, ge=0, description="Weight of completions labelled true.")
+    undesirable_weight: float | None = Field(None, ge=0, description="Weight of completions labelled false.")
+    running_shift: bool | None = Field(None, description="bco: rewards minus their running mean.")
+
+
+class AlgorithmSettings(Settings):
+    name: Literal[
+        "grpo",
+        "dr_grpo",
+        "sft",
+        "dft",
+        "dpo",
+        "dpo_norm",
+        "rpo",
+        "ipo",
+        "hinge",
+        "robust",
+        "exo",
+        "nca",
+        "sppo",
+        "apo_zero",
+        "apo_down",
+        "aot",
+        "aot_unpaired",
+        "discopop",
+        "orpo",
+        "cpo",
+        "simpo",
+        "mpo",
+        "kto",
+        "bco",
+        "apo_zero_unpaired",
+        "online_dpo",
+    ] = Field("grpo", description="A row of ALGORITHMS; its defaults fill what is null here.")
     advantage: Literal["group_zscore", "group_mean", "leave_one_out", "none"] | None = Field(
         None, description="Overrides the row's advantage."
     )
@@ -130,6 +182,9 @@ class AlgorithmSettings(Settings):
     )
     max_staleness: int | None = Field(
         None, ge=0, description="Rows older than this many policy versions are not trained."
+    )
+    preference: PreferenceSettings = Field(
+        default_factory=PreferenceSettings, description="Of preference objectives; null takes the row's."
     )
 
 
@@ -211,7 +266,9 @@ class Recipe(Settings):
     model: ModelSettings = Field(description="The model to train.", json_schema_extra={"position": 2})
     data: DataSettings = Field(description="Where prompts come from.", json_schema_extra={"position": 3})
     rollout: RolloutSettings = Field(default_factory=RolloutSettings, json_schema_extra={"position": 4})
-    reward: RewardSettings = Field(description="What is rewarded.", json_schema_extra={"position": 5})
+    reward: RewardSettings = Field(
+        default_factory=RewardSettings, description="What is rewarded.", json_schema_extra={"position": 5}
+    )
     algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings, json_schema_extra={"position": 6})
     training: TrainingSettings = Field(default_factory=TrainingSettings, json_schema_extra={"position": 7})
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings, json_schema_extra={"position": 8})
@@ -228,11 +285,11 @@ class Recipe(Settings):
         wanted = self.evaluation.correct_component
         if wanted is not None and wanted not in components:
             raise ValueError(f"evaluation.correct_component must be one of {components}, got {wanted!r}")
-        if self.data.record != "prompts":
-            raise ValueError(
-                f"data.record must be prompts for algorithm {self.algorithm.name}, which samples its own completions, "
-                f"got {self.data.record}; `rft validate --record {self.data.record}` checks such data"
-            )
+        from rft_core.algorithms import check, resolve_algorithm  # it reads these settings
+
+        algorithm = resolve_algorithm(self.algorithm)
+        check(algorithm, self.training)
+        self._data_fits(algorithm)
         if self.evaluation.every and not self.data.heldout_fraction and self.data.heldout_source is None:
             raise ValueError(
                 "evaluation.every needs held-out prompts: set data.heldout_fraction above 0 or data.heldout_source, "
@@ -245,12 +302,42 @@ class Recipe(Settings):
                 f"algorithm.min_group_size ({self.algorithm.min_group_size}) must be at most "
                 f"rollout.group_size ({self.rollout.group_size}): no group could train"
             )
-        from rft_core.algorithms import check, resolve_algorithm  # it reads these settings
-
-        check(resolve_algorithm(self.algorithm), self.training)
         return self
+
+    def _data_fits(self, algorithm: Algorithm) -> None:
+        record = self.data.record
+        if record not in algorithm.records:
+            from rft_core.algorithms import ALGORITHMS
+
+            fitting = sorted(row.name for row in ALGORITHMS.values() if record in row.records)
+            raise ValueError(
+                f"data.record must be {' or '.join(algorithm.records)} for algorithm {algorithm.name}, got {record}"
+                + (f", which {', '.join(fitting)} train on" if fitting else "")
+            )
+        if algorithm.samples:
+            if not self.reward.functions:
+                raise ValueError(
+                    f"reward.functions must name what is rewarded: {algorithm.name} trains on completions that the "
+                    "policy samples"
+                )
+            return
+        if self.reward.functions:
+            raise ValueError(
+                f"reward.functions must be empty for algorithm {algorithm.name}: the data says what its completions "
+                f"are worth, got {self.reward.functions[0].component}"
+            )
+        if self.data.order in ("easy_to_hard", "targeted"):
+            raise ValueError(
+                f"data.order must be shuffled, sequential or difficulty for algorithm {algorithm.name}: nothing is "
+                f"sampled, so no pass rate is measured, got {self.data.order}"
+            )
+        if self.rollout.temperature != 1.0:
+            raise ValueError(
+                f"rollout.temperature must be 1 for algorithm {algorithm.name}: given completions were sampled by no "
+                f"policy of ours, got {self.rollout.temperature:g}"
+            )
 
     @property
     def correct_component(self) -> str:
-        """The reward component that says correct (at least 1)."""
+        """The reward component that says correct (at least 1). Raises IndexError where nothing is rewarded."""
         return self.evaluation.correct_component or self.reward.functions[0].component

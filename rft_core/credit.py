@@ -17,6 +17,7 @@ from rft_core.advantages import ADVANTAGES, GROUP_ESTIMATORS, Credits, has_no_si
 from rft_core.algorithms import resolve_algorithm
 from rft_core.config import AlgorithmSettings
 from rft_core.errors import ContractError
+from rft_core.pairing import PAIRINGS, Roles
 
 # Of two reasons the earlier one is given. Rows before group_too_small enter no statistic, masked truncated ones do.
 DROP_REASONS = ("unscored", "filtered", "stale", "truncated", "group_too_small", "zero_variance")
@@ -58,7 +59,6 @@ def compute_advantages(
     joined = join(rollouts, rewards)
     final_N = shaped_rewards(joined, settings, max_completion_tokens)
     reasons, is_counted_N = _exclusions(joined, settings, current_version)
-    trained_kinds = {term.rows for term in algorithm.terms}
     credits = Credits(final_N, joined.group_N, is_counted_N)
     advantage_N = ADVANTAGES[algorithm.advantage](credits, settings)
     num_flat = num_groups = 0
@@ -70,14 +70,30 @@ def compute_advantages(
                 reasons[row] = "group_too_small"
             elif reasons[row] == "none" and is_flat and algorithm.advantage in GROUP_ESTIMATORS:
                 reasons[row] = "zero_variance"
-    for row in np.flatnonzero(joined.is_expert_N):
-        reasons[row] = "none" if "expert" in trained_kinds else "filtered"
+    is_given_N = joined.is_expert_N & _usable(joined)
+    for row in np.flatnonzero(is_given_N):
+        reasons[row] = "none" if algorithm.takes_given else "filtered"
+    advantage_N = np.where(is_given_N, final_N, advantage_N)
+    roles = None
+    if algorithm.preference is not None:
+        is_compared_N = np.array([reason in ("none", "zero_variance") for reason in reasons], dtype=bool)
+        roles = PAIRINGS[algorithm.preference.unit](Credits(final_N, joined.group_N, is_compared_N))
+        advantage_N = roles.sign_N
+        for row in np.flatnonzero(is_compared_N):
+            reasons[row] = "filtered" if roles.role_N[row] is None else "none"
     is_trained_N = np.array([reason in ("none", "zero_variance") for reason in reasons], dtype=bool)
     advantage_N = np.where(is_trained_N, advantage_N, 0.0)
-    table = _table(joined, advantage_N, is_trained_N, reasons)
+    table = _table(joined, advantage_N, is_trained_N, reasons, roles)
     metrics = _metrics(joined, settings, final_N, is_trained_N, reasons)
+    if roles is not None and algorithm.preference is not None and algorithm.preference.unit == "pairs":
+        metrics |= {"pairs": int(roles.pair_N.max(initial=-1)) + 1, "pairs/ties": roles.num_ties}
     metrics["frac_reward_zero_std"] = num_flat / num_groups if num_groups else 0.0
     return table, metrics
+
+
+def _usable(joined: Joined) -> np.ndarray:
+    """bool[N]: given rollouts that can be trained on: scored, without error, with a token to learn."""
+    return ~np.isnan(joined.reward_N) & ~joined.is_error_N & (joined.num_tokens_N > 0)
 
 
 def join(rollouts: pa.Table, rewards: pa.Table) -> Joined:
@@ -182,7 +198,7 @@ def _exclusions(joined: Joined, settings: AlgorithmSettings, current_version: in
         "truncated": joined.is_truncated_N & (settings.truncated != "train"),
     }
     if settings.max_staleness is not None:
-        applies["stale"] = current_version - joined.policy_version_N > settings.max_staleness
+        applies["stale"] = ~joined.is_expert_N & (current_version - joined.policy_version_N > settings.max_staleness)
     reasons = np.full(len(joined.reward_N), "none", dtype=object)
     for reason in reversed(DROP_REASONS[:4]):
         reasons[applies[reason]] = reason
@@ -192,7 +208,9 @@ def _exclusions(joined: Joined, settings: AlgorithmSettings, current_version: in
     return reasons.tolist(), is_counted_N
 
 
-def _table(joined: Joined, advantage_N: np.ndarray, is_trained_N: np.ndarray, reasons: list[str]) -> pa.Table:
+def _table(
+    joined: Joined, advantage_N: np.ndarray, is_trained_N: np.ndarray, reasons: list[str], roles: Roles | None
+) -> pa.Table:
     rows = [
         {
             "rollout_id": joined.rollout_ids[rollout],
@@ -203,10 +221,20 @@ def _table(joined: Joined, advantage_N: np.ndarray, is_trained_N: np.ndarray, re
             "is_trained": bool(is_trained_N[rollout]),
             "drop_reason": reasons[rollout],
             "term": "expert" if joined.is_expert_N[rollout] else "own",
+            **(_role(joined, roles, rollout) if roles is not None and is_trained_N[rollout] else {}),
         }
         for rollout, segment in joined.segments
     ]
     return pa.Table.from_pylist(rows, schema=ADVANTAGES_RECORD.schema)
+
+
+def _role(joined: Joined, roles: Roles, rollout: int) -> dict[str, str | None]:
+    """A labelled completion is a pair of its own."""
+    is_paired = roles.pair_N[rollout] >= 0
+    return {
+        "pair_id": joined.group_ids[rollout] if is_paired else joined.rollout_ids[rollout],
+        "pair_role": roles.role_N[rollout],
+    }
 
 
 def _metrics(

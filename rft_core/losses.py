@@ -212,6 +212,11 @@ def logprob(tokens: Tokens, term: Term) -> Tensor:
     return -tokens.advantages_T * tokens.logprobs_T
 
 
+def probability_weighted(tokens: Tokens, term: Term) -> Tensor:
+    """-A sg(p) lp (DFT, arXiv 2508.05629, eq. 9): undoes the 1 / p in the gradient of the likelihood."""
+    return -tokens.advantages_T * tokens.logprobs_T.detach().exp() * tokens.logprobs_T
+
+
 def log_ratio(tokens: Tokens, term: Term) -> Tensor:
     """-A (lp - anchor): the gradient of `logprob`, with a value that starts at 0."""
     return -tokens.advantages_T * (tokens.logprobs_T - tokens.anchor_T)
@@ -298,10 +303,16 @@ LEVELS = {"token": token, "sequence_geometric": sequence_geometric, "sequence_pr
 
 GATES = {"none": no_gate, "one_side": one_side, "two_side": two_side, "ring": ring}
 
-SURROGATES = {"clipped": clipped, "unclipped": unclipped, "logprob": logprob, "log_ratio": log_ratio}
+SURROGATES = {
+    "clipped": clipped,
+    "unclipped": unclipped,
+    "logprob": logprob,
+    "probability_weighted": probability_weighted,
+    "log_ratio": log_ratio,
+}
 
 # Their gradient holds no ratio to the anchor, so an off-policy weight starts from the current policy, not from old.
-LIKELIHOOD_SURROGATES = frozenset({"logprob", "log_ratio"})
+LIKELIHOOD_SURROGATES = frozenset({"logprob", "probability_weighted", "log_ratio"})
 
 AGGREGATIONS = {
     "token_mean": token_mean,

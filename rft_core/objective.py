@@ -34,6 +34,7 @@ from rft_core.losses import (
     Tokens,
     ratio_of,
 )
+from rft_core.preference_step import preference_metrics
 
 if TYPE_CHECKING:
     from rft_core.algorithms import Algorithm, Correction, Term
@@ -70,11 +71,11 @@ def loss_parts(algorithm: Algorithm, batch: LossBatch, denominators: Denominator
         policy_loss = policy_loss + coefficient * term_loss
         sums.append(term_sums)
     loss = policy_loss
-    if batch.reference_logprobs_T is not None:
+    if batch.reference_logprobs_T is not None and algorithm.terms:
         kl_loss, kl_sums = _kl_loss(algorithm, clean, denominators)
         sums.append(kl_sums)
         loss = loss + algorithm.kl.coefficient * kl_loss
-    elif algorithm.needs_reference:
+    elif algorithm.kl.coefficient > 0:
         raise ContractError("a KL term needs reference_logprobs_T, got none")
     if batch.entropy_T is not None:
         entropy_T = torch.where(batch.mask_T, batch.entropy_T, torch.zeros_like(batch.entropy_T)).double()
@@ -143,7 +144,8 @@ def _policy_loss(
         is_kept_T = GATES[term.gate](ratio_T.detach(), clean.advantages_T, term)
         loss_T = torch.where(is_kept_T, loss_T, torch.zeros_like(loss_T))
         sums |= {"gate_kept": (is_kept_T & rows.mask_T).sum(), "gate_tokens": rows.mask_T.sum()}
-    if correction.kind != "none" and term.anchor != "behaviour":
+    # Given rows were sampled by no policy that is known: there is nothing to correct.
+    if correction.kind != "none" and term.anchor != "behaviour" and term.rows != "expert":
         from_current = term.surrogate in LIKELIHOOD_SURROGATES
         weight_T, weight_sums = _correction(correction, clean, rows, from_current)
         loss_T = loss_T * weight_T
@@ -282,6 +284,7 @@ def finish_metrics(parts: Iterable[dict[str, float]]) -> dict[str, float | int |
         "effective_sample_size": effective,
         "sampling_logp_difference_mean": mean("logp_difference", "logp_difference_count"),
         "sampling_logp_difference_max": sums.get("logp_difference_max"),
+        **preference_metrics(sums),
     }
 
 

@@ -75,6 +75,8 @@ def _train_row(rollout: dict[str, Any], credit: dict[str, Any], before: PolicyRe
         weight=credit["weight"],
         is_off_policy=rollout["policy_id"] != before.policy_id,
         term=credit["term"],
+        pair_id=credit["pair_id"],
+        pair_role=credit["pair_role"],
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,14 @@ from rft_core.losses import ROW_KINDS, Denominators, LossBatch, denominators_of
 from rft_core.objective import finish_metrics
 from rft_core.optimizer import Optimizer, learning_rate
 from rft_core.policy import Policy, Scorer
+from rft_core.preference_step import (
+    Logprobs,
+    PreferenceGradient,
+    RunningShift,
+    mean_log_ratio,
+    mismatched_rows,
+    preference_gradient,
+)
 from rft_core.seeds import derive, permutation
 from rft_core.train_rows import train_rows
 
@@ -47,6 +55,7 @@ class TrainState:
     optimizer: Optimizer
     optimizer_step: int = 0  # rows of record `updates` so far: steps taken and skipped
     skipped_in_a_row: int = 0  # for a non-finite loss or gradient
+    shift: RunningShift = field(default_factory=RunningShift)
 
     @classmethod
     def start(cls, policy: Policy) -> TrainState:
@@ -62,14 +71,15 @@ class MiniBatch:
     micro_batches: list[MicroBatch]  # of forward_rows
     group_numbers: dict[str, int]
     denominators: Denominators
+    mismatched: MiniBatch | None = None  # kto: the same completions behind other prompts
 
 
 @dataclass(frozen=True)
 class Scores:
     """float32 logprobs per row, by rollout id and segment (`TrainRow.key`), from before the first optimizer step."""
 
-    old: dict[tuple[str, int], Tensor] | None
-    reference: dict[tuple[str, int], Tensor] | None
+    old: Logprobs | None
+    reference: Logprobs | None
 
 
 @dataclass(frozen=True)
@@ -112,7 +122,9 @@ def update_policy(
     seed = derive(seed, "update", version)
     plan = _plan(state.policy, rows, row_of_table, training, rollout.max_completion_tokens, seed)
     num_passes = len(plan) // training.epochs
-    needs_old = len(plan) > 1 or any(row.is_off_policy and row.num_trained_tokens for row in rows)
+    needs_old = row_of_table.has_ratio and (
+        len(plan) > 1 or any(row.is_off_policy and row.num_trained_tokens for row in rows)
+    )
     needs_reference = row_of_table.needs_reference
     counter = _counter(plan, num_passes, needs_old + needs_reference, progress)
     update = _Update(row_of_table, training, rollout.temperature, version, total_steps, counter)
@@ -159,16 +171,21 @@ def _mini_batch(
         [row.weight for row in rows],
         [row.term for row in rows],
     )
-    return MiniBatch(rows, forward_rows, policy.micro_batches(forward_rows, token_budget), numbers, denominators)
+    batches = policy.micro_batches(forward_rows, token_budget)
+    made = MiniBatch(rows, forward_rows, batches, numbers, denominators)
+    if algorithm.preference is None or not algorithm.preference.uses("kto") or not forward_rows:
+        return made
+    others = mismatched_rows(forward_rows)
+    batches = policy.micro_batches(others, token_budget)
+    return replace(made, mismatched=MiniBatch(others, others, batches, numbers, denominators))
 
 
-def _score(
-    scorer: Scorer | None, plan: Sequence[MiniBatch], update: _Update, name: str
-) -> dict[tuple[str, int], Tensor] | None:
+def _score(scorer: Scorer | None, plan: Sequence[MiniBatch], update: _Update, name: str) -> Logprobs | None:
     """Logprobs by the weights of now, in the very micro-batches that train: on-policy ratios are exactly 1 at first."""
     if scorer is None:
         return None
     scored = {}
+    plan = [part for mini_batch in plan for part in (mini_batch, mini_batch.mismatched) if part is not None]
     with torch.no_grad():
         for mini_batch in plan:
             for batch in mini_batch.micro_batches:
@@ -185,11 +202,13 @@ def _optimizer_step(state: TrainState, mini_batch: MiniBatch, scores: Scores, up
     rate = learning_rate(update.training, state.optimizer_step, update.total_optimizer_steps)
     optimizer = state.optimizer
     optimizer.discard_gradients()
-    sums, loss = _accumulate(state.policy, mini_batch, scores, update)
+    preferred = _preferred(state, mini_batch, scores, update)
+    sums, loss = _accumulate(state.policy, mini_batch, scores, update, preferred)
     norm = optimizer.grad_norm() if mini_batch.micro_batches and math.isfinite(loss) else 0.0
     skipped = _reason_to_skip(mini_batch, loss, norm)
     if skipped is None:
         optimizer.step(update.training, rate, norm)
+        state.shift = preferred.shift if preferred is not None else state.shift
         state.skipped_in_a_row = 0
     optimizer.discard_gradients()
     trained = [row for row in mini_batch.rows if row.num_trained_tokens]
@@ -211,10 +230,12 @@ def _optimizer_step(state: TrainState, mini_batch: MiniBatch, scores: Scores, up
 
 
 def _accumulate(
-    policy: Policy, mini_batch: MiniBatch, scores: Scores, update: _Update
+    policy: Policy, mini_batch: MiniBatch, scores: Scores, update: _Update, preferred: PreferenceGradient | None
 ) -> tuple[list[dict[str, float]], float]:
     """Forward and backward of every micro-batch; stops at the first loss that is not finite."""
-    sums, total = [], 0.0
+    sums, total = ([], 0.0) if preferred is None else ([preferred.sums], preferred.loss)
+    if not math.isfinite(total):
+        return sums, total
     for batch in mini_batch.micro_batches:
         logprobs_T, entropy_T = policy.token_logprobs(
             batch, update.temperature, entropy_gradient=update.algorithm.needs_entropy_gradient
@@ -226,9 +247,27 @@ def _accumulate(
         total += loss
         if not math.isfinite(loss):
             break
-        parts.loss.backward()
+        differentiated = parts.loss
+        if preferred is not None:
+            coefficients = [preferred.coefficients[row.key] for row in _rows_of(mini_batch, batch)]
+            slope_T = torch.cat(coefficients).to(logprobs_T.device)
+            differentiated = differentiated + torch.where(slope_T != 0, slope_T * logprobs_T, 0.0).sum()
+        differentiated.backward()
         update.advance("forward and backward")
     return sums, total
+
+
+def _preferred(state: TrainState, mini_batch: MiniBatch, scores: Scores, update: _Update) -> PreferenceGradient | None:
+    """The preference objective of the whole mini-batch by the weights of now; null without one."""
+    preference = update.algorithm.preference
+    if preference is None or not mini_batch.forward_rows:
+        return None
+    current = _score(state.policy, [mini_batch], update, "preference")
+    assert current is not None
+    kl = 0.0
+    if mini_batch.mismatched is not None and scores.reference is not None:
+        kl = mean_log_ratio(mini_batch.mismatched.rows, current, scores.reference)
+    return preference_gradient(preference, mini_batch.forward_rows, current, scores.reference, state.shift, kl)
 
 
 def _loss_batch(
@@ -243,7 +282,7 @@ def _loss_batch(
     def per_row(values: list[Any], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device)
 
-    def scored(values: dict[tuple[str, int], Tensor] | None) -> Tensor | None:
+    def scored(values: Logprobs | None) -> Tensor | None:
         return None if values is None else torch.cat([values[row.key] for row in rows])
 
     behaviour = None

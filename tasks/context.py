@@ -70,6 +70,13 @@ class RunContext:
 
         return Policies(self)
 
+    @cached_property
+    def samples(self) -> bool:
+        """Whether the policy writes what it is trained on; else the data set gives it."""
+        from rft_core.algorithms import ALGORITHMS
+
+        return ALGORITHMS[self.recipe.algorithm.name].samples
+
     @property
     def root_policy(self) -> PolicyRef:
         return PolicyRef(self.identity["policy"], 0)

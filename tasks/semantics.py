@@ -15,6 +15,7 @@ SEMANTICS: dict[str, int] = {
     "advantages": 1,
     "update": 1,
     "evaluation": 1,
+    "given": 1,
 }
 
 STAGE_SOURCES: dict[str, tuple[str, ...]] = {
@@ -49,7 +50,12 @@ STAGE_SOURCES: dict[str, tuple[str, ...]] = {
         "rft_core/rewards/sandbox/inside/*.py",
         "rft_core/sql.py",
     ),
-    "advantages": ("rft_core/advantages.py", "rft_core/algorithms.py", "rft_core/credit.py"),
+    "advantages": (
+        "rft_core/advantages.py",
+        "rft_core/algorithms.py",
+        "rft_core/credit.py",
+        "rft_core/pairing.py",
+    ),
     "update": (
         "rft_core/algorithms.py",
         "rft_core/batching.py",
@@ -59,9 +65,22 @@ STAGE_SOURCES: dict[str, tuple[str, ...]] = {
         "rft_core/objective.py",
         "rft_core/optimizer.py",
         "rft_core/policy.py",
+        "rft_core/preference.py",
+        "rft_core/preference_options.py",
+        "rft_core/preference_step.py",
         "rft_core/seeds.py",
         "rft_core/train_rows.py",
         "rft_core/update.py",
     ),
     "evaluation": ("rft_core/evaluation.py", "rft_core/seeds.py"),
+    "given": (
+        "rft_core/data/encoding.py",
+        "rft_core/data/masks.py",
+        "rft_core/data/templates.py",
+        "rft_core/data/turns.py",
+        "rft_core/environments/given.py",
+        "rft_core/given_evaluation.py",
+        "rft_core/rewards/given.py",
+        "rft_core/seeds.py",
+    ),
 }

@@ -266,7 +266,9 @@ class StepSettings(Settings):
 
 
 class RewardSettings(Settings):
-    functions: list[RewardFunction] = Field(min_length=1, description="Summed by weight.")
+    functions: list[RewardFunction] = Field(
+        default_factory=list, description="Summed by weight. None where the data says what completions are worth."
+    )
     missing: Literal["sum_present", "unscored"] = Field(
         "sum_present",
         description="A rollout that some functions could not score: sum those that could, or leave it unscored. "

@@ -1,0 +1,213 @@
+"""The preference objective of one optimizer step: from each completion's logprobs to the loss and its gradient.
+
+A loss of pairs, of sorted margins, or against a mean over the step is no sum over rows. So the logprobs of all rows are
+computed first, without a gradient; the loss and its derivative by each row's sum follow exactly; then each row's
+gradient flows through its own forward pass, with that derivative as its coefficient. Neither value nor gradient knows
+how rows are split into micro-batches, and a pair need not share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rft_core.batching import TrainRow
+from rft_core.errors import ContractError
+from rft_core.pairing import CHOSEN, REJECTED
+from rft_core.preference import PREFERENCE_LOSSES, Side, StepStatistics
+from rft_core.preference_options import Preference
+
+Logprobs = dict[tuple[str, int], Tensor]  # float32[C] by TrainRow.key
+
+
+@dataclass(frozen=True)
+class RunningShift:
+    """bco's shift: the mean of all rewards of the run so far, counted once each. Part of a checkpoint."""
+
+    mean: float = 0.0
+    count: int = 0
+
+    def including(self, rewards: Tensor) -> RunningShift:
+        """
+        >>> RunningShift(1.0, 1).including(torch.tensor([2.0, 3.0]))
+        RunningShift(mean=2.0, count=3)
+        """
+        count = self.count + rewards.numel()
+        if count == self.count:
+            return self
+        return RunningShift(self.mean + (float(rewards.sum()) - rewards.numel() * self.mean) / count, count)
+
+
+@dataclass(frozen=True)
+class PreferenceGradient:
+    """`coefficients` float64[C] by row key: the derivative of the loss by each token's logprob."""
+
+    loss: float
+    coefficients: dict[tuple[str, int], Tensor]
+    sums: dict[str, float]
+    shift: RunningShift  # after this step
+
+
+def preference_gradient(
+    preference: Preference,
+    rows: Sequence[TrainRow],
+    current: Logprobs,
+    reference: Logprobs | None,
+    shift: RunningShift,
+    kl: float,
+) -> PreferenceGradient:
+    """Loss of the step and its gradient. `rows` are those with a pair_role; segments of a rollout are one completion.
+
+    `kl` is kto's, 0 elsewhere. Raises ContractError for a pair that is not one chosen and one rejected completion.
+    """
+    sides = {role: _completions(rows, role) for role in (CHOSEN, REJECTED)}
+    if preference.unit == "pairs":
+        sides = _aligned(sides)
+    weights = _token_weights(sides, preference.tail_weight) if preference.tail_weight != 1 else {}
+    made = {role: _side(completions, current, reference, weights) for role, completions in sides.items()}
+    chosen, rejected = made[CHOSEN], made[REJECTED]
+    rewards = {role: preference.beta * side.log_ratio.detach() for role, side in made.items()}
+    if preference.running_shift and preference.uses("bco", "bco_pair"):
+        shift = shift.including(torch.cat(list(rewards.values())))
+    statistics = StepStatistics(kl=kl, shift=shift.mean)
+    counted = sides[CHOSEN] if preference.unit == "pairs" else [*sides[CHOSEN], *sides[REJECTED]]
+    weight = torch.tensor([completion[0].weight for completion in counted], dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64)
+    for name, coefficient in preference.losses:
+        if coefficient:
+            values = PREFERENCE_LOSSES[name](chosen, rejected, preference, statistics)
+            total = total + coefficient * (weight * values).sum() / weight.sum().clamp(min=1e-12)
+    gradients = torch.autograd.grad(total, [chosen.policy, rejected.policy], allow_unused=True)
+    coefficients: dict[tuple[str, int], Tensor] = {}
+    for role, gradient in zip((CHOSEN, REJECTED), gradients, strict=True):
+        for index, completion in enumerate(sides[role]):
+            slope = 0.0 if gradient is None else float(gradient[index])
+            for row in completion:
+                mask = torch.from_numpy(row.trained_mask)
+                coefficients[row.key] = slope * weights.get(row.key, mask.double())
+    loss = float(total.detach())
+    return PreferenceGradient(loss, coefficients, {"policy_loss": loss, **_sums(preference, rewards, made)}, shift)
+
+
+def _completions(rows: Sequence[TrainRow], role: str) -> list[list[TrainRow]]:
+    """The completions of a role, each with its segments, in the order of the rows."""
+    found: dict[str, list[TrainRow]] = {}
+    for row in rows:
+        if row.pair_role == role:
+            found.setdefault(row.rollout_id, []).append(row)
+    return list(found.values())
+
+
+def _aligned(sides: dict[str, list[list[TrainRow]]]) -> dict[str, list[list[TrainRow]]]:
+    by_pair = {
+        role: {completion[0].pair_id: completion for completion in completions} for role, completions in sides.items()
+    }
+    chosen, rejected = by_pair[CHOSEN], by_pair[REJECTED]
+    if chosen.keys() != rejected.keys() or any(len(by_pair[role]) != len(sides[role]) for role in sides):
+        odd = sorted(chosen.keys() ^ rejected.keys(), key=str) or ["a pair has two of one role"]
+        raise ContractError(f"a pair must be one chosen and one rejected completion, the first that is not: {odd[0]}")
+    return {CHOSEN: list(chosen.values()), REJECTED: [rejected[pair] for pair in chosen]}
+
+
+def _token_weights(sides: dict[str, list[list[TrainRow]]], tail: float) -> dict[tuple[str, int], Tensor]:
+    """float64[C] by row: `tail` for trained tokens beyond the shorter completion of the pair (LD-DPO, arXiv
+    2409.06411), else 1."""
+    weights = {}
+    for pair in zip(sides[CHOSEN], sides[REJECTED], strict=True):
+        shorter = min(sum(row.num_trained_tokens for row in completion) for completion in pair)
+        for completion in pair:
+            before = 0
+            for row in completion:
+                rank = before + np.cumsum(row.trained_mask)
+                value = np.where(rank <= shorter, 1.0, tail) * row.trained_mask
+                weights[row.key] = torch.from_numpy(value)
+                before += row.num_trained_tokens
+    return weights
+
+
+def _side(
+    completions: list[list[TrainRow]],
+    current: Logprobs,
+    reference: Logprobs | None,
+    weights: dict[tuple[str, int], Tensor],
+) -> Side:
+    def total(scores: Logprobs) -> Tensor:
+        sums = []
+        for completion in completions:
+            parts = [_masked_sum(scores[row.key], row, weights) for row in completion]
+            sums.append(sum(parts))
+        return torch.tensor(sums, dtype=torch.float64)
+
+    lengths = [sum(row.num_trained_tokens for row in completion) for completion in completions]
+    policy = total(current).requires_grad_()
+    return Side(
+        policy=policy,
+        reference=torch.zeros_like(policy) if reference is None else total(reference),
+        length=torch.tensor(lengths, dtype=torch.float64),
+    )
+
+
+def _masked_sum(values: Tensor, row: TrainRow, weights: dict[tuple[str, int], Tensor]) -> float:
+    mask = torch.from_numpy(row.trained_mask)
+    kept = values.detach().cpu().double()[mask]
+    return float((kept * weights[row.key][mask]).sum() if row.key in weights else kept.sum())
+
+
+def _sums(preference: Preference, rewards: dict[str, Tensor], made: dict[str, Side]) -> dict[str, float]:
+    sums = {}
+    for role in (CHOSEN, REJECTED):
+        sums[f"reward_{role}"] = float(rewards[role].sum())
+        sums[f"logp_{role}"] = float(made[role].policy.detach().sum())
+        sums[f"count_{role}"] = rewards[role].numel()
+    if preference.unit == "pairs":
+        margin = rewards[CHOSEN] - rewards[REJECTED]
+        sums |= {"margin": float(margin.sum()), "margin_right": float((margin > 0).sum()), "margins": margin.numel()}
+    return sums
+
+
+def preference_metrics(sums: dict[str, float]) -> dict[str, float | None]:
+    """The columns of record `updates` that only a preference objective fills."""
+
+    def mean(name: str, count: str) -> float | None:
+        return sums[name] / sums[count] if sums.get(count) else None
+
+    means = {
+        "rewards_chosen": mean("reward_chosen", "count_chosen"),
+        "rewards_rejected": mean("reward_rejected", "count_rejected"),
+        "rewards_margin": mean("margin", "margins"),
+        "rewards_accuracy": mean("margin_right", "margins"),
+        "logps_chosen": mean("logp_chosen", "count_chosen"),
+        "logps_rejected": mean("logp_rejected", "count_rejected"),
+    }
+    if means["rewards_margin"] is None and None not in (means["rewards_chosen"], means["rewards_rejected"]):
+        means["rewards_margin"] = means["rewards_chosen"] - means["rewards_rejected"]  # type: ignore[operator]
+    return means
+
+
+def mismatched_rows(rows: Sequence[TrainRow]) -> list[TrainRow]:
+    """kto: each completion behind the prompt of the next row that has another prompt, in a ring.
+
+    Raises ContractError when all prompts are equal.
+    """
+    made = []
+    for index, row in enumerate(rows):
+        prompt = row.prompt_token_ids.tobytes()
+        others = (rows[(index + step) % len(rows)] for step in range(1, len(rows)))
+        other = next((other for other in others if other.prompt_token_ids.tobytes() != prompt), None)
+        if other is None:
+            raise ContractError(
+                f"kto needs at least 2 different prompts in an optimizer step, found 1 in {len(rows)} rows; raise "
+                "rollout.prompts_per_step or lower training.mini_batches"
+            )
+        made.append(replace(row, prompt_token_ids=other.prompt_token_ids, rollout_id=f"{row.rollout_id}~mismatched"))
+    return made
+
+
+def mean_log_ratio(rows: Sequence[TrainRow], current: Logprobs, reference: Logprobs) -> float:
+    """kto's kl: the mean over rows of the summed log-ratio, at least 0."""
+    sums = [_masked_sum(current[row.key], row, {}) - _masked_sum(reference[row.key], row, {}) for row in rows]
+    return max(0.0, sum(sums) / len(sums)) if sums else 0.0
