@@ -248,7 +248,7 @@ TOKEN_SCORES = _record(
 
 ADVANTAGES = _record(
     "advantages",
-    1,
+    2,
     ("rollout_id", "segment"),
     [
         _column("rollout_id", TEXT, "The rollout."),
@@ -272,6 +272,7 @@ ADVANTAGES = _record(
             null="not paired",
         ),
         _column("pair_role", TEXT, "chosen | rejected.", null="not paired"),
+        _column("pair_margin", pa.float64(), "By how much chosen must win.", null="not paired, or the data gives none"),
         _column("term", TEXT, "own | expert | selected: the rows of a loss term that this row belongs to."),
     ],
 )
@@ -347,7 +348,7 @@ EVALUATIONS = _record(
             "metric",
             TEXT,
             "sampled_accuracy | greedy_accuracy | pass@k | mean_reward; of given completions "
-            "loss | margin | preference_accuracy.",
+            "loss | margin | preference_accuracy | step_accuracy.",
         ),
         _column("step", pa.int64(), "Training step of the policy.", "step"),
         _column("policy_version", pa.int64(), "Number of updates behind the policy.", "update"),

@@ -33,7 +33,7 @@ _SOURCE = (
 _SPLIT = one_of("split", "train", "heldout")
 _ROLLOUT_ID = matches("rollout_id", TEXT_ID, "hold no spaces")
 
-METRIC = r"^(sampled_accuracy|greedy_accuracy|mean_reward|pass@[0-9]+|loss|margin|preference_accuracy)$"
+METRIC = r"^(sampled_accuracy|greedy_accuracy|mean_reward|pass@[0-9]+|loss|margin|(preference|step)_accuracy)$"
 
 _ROWS: dict[str, tuple[Rule, ...]] = {
     "prompts": (
@@ -122,6 +122,7 @@ _ROWS: dict[str, tuple[Rule, ...]] = {
         implies("is_trained", False, "advantage", 0.0),
         given_when("pair_role", "pair_id"),
         one_of("pair_role", "chosen", "rejected"),
+        finite("pair_margin"),
         one_of("term", "own", "expert", "selected"),
     ),
     "updates": (

@@ -80,6 +80,8 @@ class Algorithm:
     correction: Correction = field(default_factory=Correction)
     records: tuple[str, ...] = ("prompts",)
     preference: Preference | None = None
+    head: str = "causal"  # of the model that is trained: a key of score_policy.POLICIES
+    positions: str = "tokens"  # which tokens of a completion are trained: a key of train_rows.POSITIONS
 
     @property
     def samples(self) -> bool:
@@ -116,7 +118,7 @@ class Algorithm:
 
 
 # Surrogates without any pull back to the anchor: after the first optimizer step their gradient is plainly wrong.
-SINGLE_STEP_SURROGATES = frozenset({"logprob", "probability_weighted", "log_ratio"})
+SINGLE_STEP_SURROGATES = frozenset({"logprob", "probability_weighted", "logistic", "log_ratio"})
 
 # A ratio that is one number per row must be averaged per row, else long rows weigh more than the ratio says.
 SEQUENCE_AGGREGATIONS = frozenset({"sequence_mean", "sequence_sum"})
@@ -312,6 +314,25 @@ ALGORITHMS = {
         _preference("kto", "arXiv 2402.01306, eq. 8", unit="labels"),
         _preference("bco", "arXiv 2404.04656", unit="labels"),
         _preference("apo_zero_unpaired", "arXiv 2408.06266", unit="labels"),
+        Algorithm(
+            name="reward_model",
+            source="Bradley-Terry, arXiv 2203.02155, eq. 1; margins arXiv 2307.09288; centring arXiv 2312.09244",
+            advantage="none",
+            terms=(),
+            records=("preferences",),
+            preference=Preference((("bradley_terry", 1.0),), beta=1.0),
+            head="sequence_labels",
+            positions="last",
+        ),
+        Algorithm(
+            name="process_reward_model",
+            source="cross-entropy of each step's label at the step's end (arXiv 2305.20050)",
+            advantage="none",
+            terms=(Term(rows="expert", surrogate="logistic", aggregation="token_mean"),),
+            records=("stepwise",),
+            head="token_labels",
+            positions="steps",
+        ),
         Algorithm(
             name="online_dpo",
             source="arXiv 2402.04792: the best of a scored group against its worst; ties make no pair",

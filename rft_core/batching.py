@@ -47,6 +47,7 @@ class TrainRow:
     segment: int = 0
     pair_id: str | None = None
     pair_role: str | None = None  # chosen | rejected
+    pair_margin: float = 0.0
 
     @property
     def key(self) -> tuple[str, int]:

@@ -92,6 +92,7 @@ class PreferenceSettings(Settings):
     alpha_reward: float | None = Field(None, ge=0, description="simpo: AlphaPO's alpha; 0 is log p.")
     desirable_weight: float | None = Field(None, ge=0, description="Weight of completions labelled true.")
     undesirable_weight: float | None = Field(None, ge=0, description="Weight of completions labelled false.")
+    centring: float | None = Field(None, ge=0, description="reward_model: pulls the two scores of a pair around 0.")
     running_shift: bool | None = Field(None, description="bco: rewards minus their running mean.")
 
 
@@ -122,6 +123,8 @@ class AlgorithmSettings(Settings):
         "kto",
         "bco",
         "apo_zero_unpaired",
+        "reward_model",
+        "process_reward_model",
         "online_dpo",
     ] = Field("grpo", description="A row of ALGORITHMS; its defaults fill what is null here.")
     advantage: Literal["group_zscore", "group_mean", "leave_one_out", "none"] | None = Field(

@@ -17,7 +17,8 @@ from rft_core.advantages import ADVANTAGES, GROUP_ESTIMATORS, Credits, has_no_si
 from rft_core.algorithms import resolve_algorithm
 from rft_core.config import AlgorithmSettings
 from rft_core.errors import ContractError
-from rft_core.pairing import PAIRINGS, Roles
+from rft_core.pairing import CHOSEN, DESIRABLE_FROM, PAIRINGS, Roles
+from rft_core.rewards.given import MARGIN
 
 # Of two reasons the earlier one is given. Rows before group_too_small enter no statistic, masked truncated ones do.
 DROP_REASONS = ("unscored", "filtered", "stale", "truncated", "group_too_small", "zero_variance")
@@ -84,11 +85,34 @@ def compute_advantages(
     is_trained_N = np.array([reason in ("none", "zero_variance") for reason in reasons], dtype=bool)
     advantage_N = np.where(is_trained_N, advantage_N, 0.0)
     table = _table(joined, advantage_N, is_trained_N, reasons, roles)
+    if algorithm.positions == "steps":
+        table = with_step_labels(table, rollouts, rewards)
     metrics = _metrics(joined, settings, final_N, is_trained_N, reasons)
     if roles is not None and algorithm.preference is not None and algorithm.preference.unit == "pairs":
         metrics |= {"pairs": int(roles.pair_N.max(initial=-1)) + 1, "pairs/ties": roles.num_ties}
     metrics["frac_reward_zero_std"] = num_flat / num_groups if num_groups else 0.0
     return table, metrics
+
+
+def with_step_labels(advantages: pa.Table, rollouts: pa.Table, rewards: pa.Table) -> pa.Table:
+    """token_advantages of 1 at the end of a good step and -1 at that of a bad one, 0 elsewhere; a step is good from a
+    step reward of 0.5. Raises ContractError for a rollout without step rewards."""
+    labels = {row["rollout_id"]: row for row in rewards.select(["rollout_id", "step_ends", "step_rewards"]).to_pylist()}
+    columns = ["rollout_id", "segment", "completion_mask"]
+    lengths = {
+        (row["rollout_id"], row["segment"]): len(row["completion_mask"]) for row in rollouts.select(columns).to_pylist()
+    }
+    values = []
+    for row in advantages.select(["rollout_id", "segment"]).to_pylist():
+        found = labels[row["rollout_id"]]
+        if found["step_rewards"] is None:
+            raise ContractError(f"rollout {row['rollout_id']} must have step_rewards, found none")
+        credit = np.zeros(lengths[row["rollout_id"], row["segment"]], np.float32)
+        credit[found["step_ends"]] = np.where(np.array(found["step_rewards"]) >= DESIRABLE_FROM, 1.0, -1.0)
+        values.append(credit)
+    name = "token_advantages"
+    column = pa.array(values, advantages.schema.field(name).type)
+    return advantages.set_column(advantages.schema.get_field_index(name), advantages.schema.field(name), column)
 
 
 def _usable(joined: Joined) -> np.ndarray:
@@ -228,12 +252,13 @@ def _table(
     return pa.Table.from_pylist(rows, schema=ADVANTAGES_RECORD.schema)
 
 
-def _role(joined: Joined, roles: Roles, rollout: int) -> dict[str, str | None]:
+def _role(joined: Joined, roles: Roles, rollout: int) -> dict[str, Any]:
     """A labelled completion is a pair of its own."""
     is_paired = roles.pair_N[rollout] >= 0
     return {
         "pair_id": joined.group_ids[rollout] if is_paired else joined.rollout_ids[rollout],
         "pair_role": roles.role_N[rollout],
+        "pair_margin": joined.components[rollout].get(MARGIN) if roles.role_N[rollout] == CHOSEN else None,
     }
 
 

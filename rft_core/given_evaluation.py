@@ -1,4 +1,4 @@
-"""How a policy likes held-out completions that the data set gives: record evaluations, without sampling.
+"""How a model likes held-out completions that the data set gives: record evaluations, without sampling.
 
 Shapes: P examples, N completions.
 """
@@ -17,8 +17,10 @@ from data_contracts.schemas import RECORDS
 from rft_core.batching import TrainRow
 from rft_core.errors import ContractError
 from rft_core.evaluation import DRAWS_AT_ONCE, RESAMPLES, SUITE
+from rft_core.pairing import DESIRABLE_FROM
 from rft_core.policy import Policy, Scorer
 from rft_core.seeds import derive
+from rft_core.train_rows import POSITIONS
 
 Progress = Callable[[int, int, str], None]
 
@@ -42,22 +44,31 @@ def evaluate_given(
     step: int,
     token_budget: int,
     seed: int,
+    positions: str = "tokens",
     progress: Progress | None = None,
 ) -> pa.Table:
-    """`loss`: NLL per token of completions with a reward above 0. Where a reference is given also `margin`: the mean
-    summed log-ratio policy / reference of preferred completions minus that of the others (of each pair where there are
-    pairs), and of pairs `preference_accuracy`: the share whose margin is above 0, ties being wrong.
+    """Metrics of a policy, or of a model that scores, by which of a completion's tokens count (`positions`):
 
-    Both start at 0 for a policy that is its reference. Intervals are bootstrapped over examples.
+    tokens: `loss`, the NLL per token of completions with a reward above 0. Where a reference is given also `margin`,
+    the mean summed log-ratio policy / reference of preferred completions minus that of the others (within each pair
+    where there are pairs), and of pairs `preference_accuracy`, the share whose margin is above 0, ties being wrong.
+    Both are 0 for a policy that is its reference.
+    last: margin and preference_accuracy of the scores.
+    steps: `step_accuracy`, the share of steps whose score has the sign of their label.
+
+    Intervals are bootstrapped over examples.
     """
-    rows = _rows(rollouts)
-    logprobs = _sums(rows, policy, policy, token_budget, progress)
-    references = _sums(rows, policy, reference, token_budget, progress) if reference is not None else None
-    reward = dict(zip(rewards["rollout_id"].to_pylist(), rewards["reward"].to_pylist(), strict=True))
-    table = _Completions.of(rows, logprobs, references, reward)
-    measured = [table.loss()]
-    if references is not None:
-        measured += table.preferences()
+    rows = _rows(rollouts, positions)
+    scores = _scores(rows, policy, policy, token_budget, progress)
+    if positions == "steps":
+        measured = [_step_accuracy(rows, scores, rewards)]
+    else:
+        references = _sums(rows, _scores(rows, policy, reference, token_budget, progress)) if reference else None
+        reward = dict(zip(rewards["rollout_id"].to_pylist(), rewards["reward"].to_pylist(), strict=True))
+        table = _Completions.of(rows, _sums(rows, scores), references, reward)
+        measured = [table.loss()] if positions == "tokens" else []
+        if references is not None or positions == "last":
+            measured += table.preferences()
     return pa.Table.from_pylist(
         [_row(metric, made, step, seed) for metric in measured if len(metric.values_P) and metric.weights_P.sum() > 0],
         schema=RECORDS["evaluations"].schema,
@@ -69,7 +80,7 @@ class _Completions:
     """Completions with their example; segments are summed."""
 
     examples: np.ndarray  # [N] ids
-    logprob_N: np.ndarray
+    logprob_N: np.ndarray  # or score
     reference_N: np.ndarray | None
     tokens_N: np.ndarray
     reward_N: np.ndarray
@@ -106,8 +117,7 @@ class _Completions:
         return Measured("loss", -self.logprob_N[good], self.tokens_N[good], int(good.sum()))
 
     def preferences(self) -> list[Measured]:
-        assert self.reference_N is not None
-        log_ratio_N = self.logprob_N - self.reference_N
+        log_ratio_N = self.logprob_N - (0.0 if self.reference_N is None else self.reference_N)
         good = self.reward_N > 0
         names, example_N = np.unique(self.examples, return_inverse=True)
         count_P = np.bincount(example_N, minlength=len(names))
@@ -125,38 +135,55 @@ class _Completions:
         return [Measured("margin", share * log_ratio_N, np.ones(len(good)), len(good))]
 
 
-def _rows(rollouts: pa.Table) -> list[TrainRow]:
-    columns = ["rollout_id", "segment", "group_id", "prompt_token_ids", "completion_token_ids", "completion_mask"]
-    made = []
-    for row in rollouts.select(columns).to_pylist():
-        made.append(
-            TrainRow(
-                rollout_id=row["rollout_id"],
-                group_id=row["group_id"],
-                prompt_token_ids=np.array(row["prompt_token_ids"], np.int64),
-                completion_token_ids=np.array(row["completion_token_ids"], np.int64),
-                trained_mask=np.array(row["completion_mask"], bool),
-                segment=row["segment"],
-            )
+def _rows(rollouts: pa.Table, positions: str) -> list[TrainRow]:
+    """In the order of the table; of the last token's only the last segment of each rollout."""
+    columns = [
+        "rollout_id", "segment", "group_id", "prompt_token_ids", "completion_token_ids", "completion_mask", "step_ends"
+    ]  # fmt: skip
+    found = rollouts.select(columns).to_pylist()
+    if positions == "last":
+        found = list({row["rollout_id"]: row for row in sorted(found, key=lambda row: row["segment"])}.values())
+    return [
+        TrainRow(
+            rollout_id=row["rollout_id"],
+            group_id=row["group_id"],
+            prompt_token_ids=np.array(row["prompt_token_ids"], np.int64),
+            completion_token_ids=np.array(row["completion_token_ids"], np.int64),
+            trained_mask=POSITIONS[positions](row),
+            segment=row["segment"],
         )
-    return made
+        for row in found
+    ]
 
 
-def _sums(
+def _scores(
     rows: list[TrainRow], layout: Policy, scorer: Scorer, token_budget: int, progress: Progress | None
-) -> dict[tuple[str, int], float]:
-    """Summed logprobs of each row's trained tokens, in float64."""
+) -> dict[tuple[str, int], np.ndarray]:
+    """float64 logprobs, or scores, of each row's tokens that count."""
     batches = layout.micro_batches(rows, token_budget)
-    sums: dict[tuple[str, int], float] = {}
+    scores = {}
     with torch.no_grad():
         for index, batch in enumerate(batches):
-            logprobs_T, _ = scorer.token_logprobs(batch, 1.0)
-            for place, part in zip(batch.row_indices, logprobs_T.split(batch.lengths), strict=True):
-                row = rows[place]
-                sums[row.key] = float(part.cpu().double()[torch.from_numpy(row.trained_mask)].sum())
+            values_T, _ = scorer.token_logprobs(batch, 1.0)
+            for place, part in zip(batch.row_indices, values_T.split(batch.lengths), strict=True):
+                scores[rows[place].key] = part.cpu().double().numpy()[rows[place].trained_mask]
             if progress is not None:
-                progress(index + 1, len(batches), "held-out logprobs")
-    return sums
+                progress(index + 1, len(batches), "held-out completions")
+    return scores
+
+
+def _sums(rows: list[TrainRow], scores: dict[tuple[str, int], np.ndarray]) -> dict[tuple[str, int], float]:
+    return {row.key: float(scores[row.key].sum()) for row in rows}
+
+
+def _step_accuracy(rows: list[TrainRow], scores: dict[tuple[str, int], np.ndarray], rewards: pa.Table) -> Measured:
+    labels = dict(zip(rewards["rollout_id"].to_pylist(), rewards["step_rewards"].to_pylist(), strict=True))
+    right, steps = [], []
+    for row in rows:
+        is_good = np.array(labels[row.rollout_id]) >= DESIRABLE_FROM
+        right.append(float(((scores[row.key] > 0) == is_good).sum()))
+        steps.append(float(len(is_good)))
+    return Measured("step_accuracy", np.array(right), np.array(steps), len(rows))
 
 
 def _row(measured: Measured, made: PolicyRef, step: int, seed: int) -> dict[str, object]:

@@ -217,6 +217,11 @@ def probability_weighted(tokens: Tokens, term: Term) -> Tensor:
     return -tokens.advantages_T * tokens.logprobs_T.detach().exp() * tokens.logprobs_T
 
 
+def logistic(tokens: Tokens, term: Term) -> Tensor:
+    """-logsig(A score): cross-entropy of a score against a label of 1 (good) or -1 (bad)."""
+    return -torch.nn.functional.logsigmoid(tokens.advantages_T * tokens.logprobs_T)
+
+
 def log_ratio(tokens: Tokens, term: Term) -> Tensor:
     """-A (lp - anchor): the gradient of `logprob`, with a value that starts at 0."""
     return -tokens.advantages_T * (tokens.logprobs_T - tokens.anchor_T)
@@ -308,11 +313,12 @@ SURROGATES = {
     "unclipped": unclipped,
     "logprob": logprob,
     "probability_weighted": probability_weighted,
+    "logistic": logistic,
     "log_ratio": log_ratio,
 }
 
 # Their gradient holds no ratio to the anchor, so an off-policy weight starts from the current policy, not from old.
-LIKELIHOOD_SURROGATES = frozenset({"logprob", "probability_weighted", "log_ratio"})
+LIKELIHOOD_SURROGATES = frozenset({"logprob", "probability_weighted", "logistic", "log_ratio"})
 
 AGGREGATIONS = {
     "token_mean": token_mean,

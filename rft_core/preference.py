@@ -31,6 +31,7 @@ class Side:
     policy: Tensor
     reference: Tensor
     length: Tensor  # trained tokens
+    margin: Tensor | float = 0.0  # by how much chosen must win, as the data say
 
     @property
     def log_ratio(self) -> Tensor:
@@ -195,6 +196,12 @@ def nll(chosen: Side, rejected: Side, settings: Preference, step: StepStatistics
     return -chosen.average
 
 
+def bradley_terry(chosen: Side, rejected: Side, settings: Preference, step: StepStatistics) -> Tensor:
+    """-logsig(s_c - s_j - margin) + centring (s_c + s_j)^2: `policy` holds the scores of a reward model."""
+    loss = -logsigmoid(chosen.policy - rejected.policy - chosen.margin)
+    return loss + settings.centring * (chosen.policy + rejected.policy) ** 2
+
+
 def kto(desirable: Side, undesirable: Side, settings: Preference, step: StepStatistics) -> Tensor:
     """[C + J]: w_d (1 - sig(beta (c - kl))) and w_u (1 - sig(beta (kl - j))) (arXiv 2402.01306, eq. 8)."""
     good = settings.desirable_weight * (1 - torch.sigmoid(settings.beta * (desirable.log_ratio - step.kl)))
@@ -236,6 +243,7 @@ PAIR_LOSSES: dict[str, PairLoss] = {
     "cpo": cpo,
     "simpo": simpo,
     "nll": nll,
+    "bradley_terry": bradley_terry,
 }
 
 # One value per completion, the desirable first.

@@ -31,6 +31,7 @@ PAIR_LOSSES = frozenset(
         "cpo",
         "simpo",
         "nll",
+        "bradley_terry",
     ]
 )
 LABEL_LOSSES = frozenset({"kto", "apo_zero_unpaired", "bco"})
@@ -38,12 +39,13 @@ LABEL_LOSSES = frozenset({"kto", "apo_zero_unpaired", "bco"})
 # Which losses read a setting.
 _SMOOTHED = frozenset({"dpo", "dpo_norm", "aot", "aot_unpaired", "cpo", "simpo"})
 USED_BY = {
-    "beta": (PAIR_LOSSES | LABEL_LOSSES) - {"nll"},
+    "beta": (PAIR_LOSSES | LABEL_LOSSES) - {"nll", "bradley_terry"},
     "label_smoothing": _SMOOTHED | {"robust", "exo"},
     "length_normalised": frozenset({"ipo"}),
     "divergence": frozenset({"dpo"}),
     "divergence_alpha": frozenset({"dpo"}),
-    "tail_weight": PAIR_LOSSES,
+    "tail_weight": PAIR_LOSSES - {"bradley_terry"},
+    "centring": frozenset({"bradley_terry"}),
     "gamma": frozenset({"simpo"}),
     "alpha": frozenset({"cpo"}),
     "alpha_reward": frozenset({"simpo"}),
@@ -52,7 +54,7 @@ USED_BY = {
     "running_shift": frozenset({"bco", "bco_pair"}),
 }
 # They compare the policy with itself alone.
-REFERENCE_FREE_LOSSES = frozenset({"orpo", "cpo", "simpo", "nll"})
+REFERENCE_FREE_LOSSES = frozenset({"orpo", "cpo", "simpo", "nll", "bradley_terry"})
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Preference:
     desirable_weight: float = 1.0
     undesirable_weight: float = 1.0
     running_shift: bool = True
+    centring: float = 0.0
 
     @property
     def needs_reference(self) -> bool:

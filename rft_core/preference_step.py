@@ -42,6 +42,31 @@ class RunningShift:
         return RunningShift(self.mean + (float(rewards.sum()) - rewards.numel() * self.mean) / count, count)
 
 
+SCORES_KEPT = 0.95  # of what earlier optimizer steps add to a reward model's statistics: its scores drift as it learns
+
+
+@dataclass(frozen=True)
+class ScoreStatistics:
+    """Mean and mean square of a reward model's scores; older optimizer steps fade. Part of a checkpoint."""
+
+    mean: float = 0.0
+    square: float = 0.0
+    count: int = 0  # of scores behind them, faded ones too
+
+    @property
+    def std(self) -> float:
+        return max(self.square - self.mean**2, 0.0) ** 0.5
+
+    def including(self, scores: Tensor) -> ScoreStatistics:
+        if not scores.numel():
+            return self
+        kept = SCORES_KEPT if self.count else 0.0
+        mean, square = float(scores.mean()), float(scores.square().mean())
+        return ScoreStatistics(
+            kept * self.mean + (1 - kept) * mean, kept * self.square + (1 - kept) * square, self.count + scores.numel()
+        )
+
+
 @dataclass(frozen=True)
 class PreferenceGradient:
     """`coefficients` float64[C] by row key: the derivative of the loss by each token's logprob."""
@@ -50,6 +75,7 @@ class PreferenceGradient:
     coefficients: dict[tuple[str, int], Tensor]
     sums: dict[str, float]
     shift: RunningShift  # after this step
+    values: Tensor  # what the losses read of each completion: its summed logprob, or its score
 
 
 def preference_gradient(
@@ -90,7 +116,9 @@ def preference_gradient(
                 mask = torch.from_numpy(row.trained_mask)
                 coefficients[row.key] = slope * weights.get(row.key, mask.double())
     loss = float(total.detach())
-    return PreferenceGradient(loss, coefficients, {"policy_loss": loss, **_sums(preference, rewards, made)}, shift)
+    values = torch.cat([chosen.policy, rejected.policy]).detach()
+    sums = {"policy_loss": loss, **_sums(preference, rewards, made)}
+    return PreferenceGradient(loss, coefficients, sums, shift, values)
 
 
 def _completions(rows: Sequence[TrainRow], role: str) -> list[list[TrainRow]]:
@@ -148,6 +176,7 @@ def _side(
         policy=policy,
         reference=torch.zeros_like(policy) if reference is None else total(reference),
         length=torch.tensor(lengths, dtype=torch.float64),
+        margin=torch.tensor([completion[0].pair_margin for completion in completions], dtype=torch.float64),
     )
 
 
@@ -161,8 +190,9 @@ def _sums(preference: Preference, rewards: dict[str, Tensor], made: dict[str, Si
     sums = {}
     for role in (CHOSEN, REJECTED):
         sums[f"reward_{role}"] = float(rewards[role].sum())
-        sums[f"logp_{role}"] = float(made[role].policy.detach().sum())
         sums[f"count_{role}"] = rewards[role].numel()
+        if not preference.uses("bradley_terry"):
+            sums[f"logp_{role}"] = float(made[role].policy.detach().sum())
     if preference.unit == "pairs":
         margin = rewards[CHOSEN] - rewards[REJECTED]
         sums |= {"margin": float(margin.sum()), "margin_right": float((margin > 0).sum()), "margins": margin.numel()}
@@ -173,7 +203,7 @@ def preference_metrics(sums: dict[str, float]) -> dict[str, float | None]:
     """The columns of record `updates` that only a preference objective fills."""
 
     def mean(name: str, count: str) -> float | None:
-        return sums[name] / sums[count] if sums.get(count) else None
+        return sums[name] / sums[count] if name in sums and sums[count] else None
 
     means = {
         "rewards_chosen": mean("reward_chosen", "count_chosen"),

@@ -32,6 +32,7 @@ from rft_core.preference_step import (
     Logprobs,
     PreferenceGradient,
     RunningShift,
+    ScoreStatistics,
     mean_log_ratio,
     mismatched_rows,
     preference_gradient,
@@ -56,6 +57,7 @@ class TrainState:
     optimizer_step: int = 0  # rows of record `updates` so far: steps taken and skipped
     skipped_in_a_row: int = 0  # for a non-finite loss or gradient
     shift: RunningShift = field(default_factory=RunningShift)
+    scores: ScoreStatistics = field(default_factory=ScoreStatistics)
 
     @classmethod
     def start(cls, policy: Policy) -> TrainState:
@@ -117,7 +119,7 @@ def update_policy(
     """
     row_of_table = resolve_algorithm(algorithm)
     check(row_of_table, training)
-    rows = train_rows(rollouts, advantages, before)
+    rows = train_rows(rollouts, advantages, before, row_of_table.positions)
     version = before.version + 1
     seed = derive(seed, "update", version)
     plan = _plan(state.policy, rows, row_of_table, training, rollout.max_completion_tokens, seed)
@@ -208,7 +210,10 @@ def _optimizer_step(state: TrainState, mini_batch: MiniBatch, scores: Scores, up
     skipped = _reason_to_skip(mini_batch, loss, norm)
     if skipped is None:
         optimizer.step(update.training, rate, norm)
-        state.shift = preferred.shift if preferred is not None else state.shift
+        if preferred is not None:
+            state.shift = preferred.shift
+            if update.algorithm.head == "sequence_labels":
+                state.scores = state.scores.including(preferred.values)
         state.skipped_in_a_row = 0
     optimizer.discard_gradients()
     trained = [row for row in mini_batch.rows if row.num_trained_tokens]
@@ -271,7 +276,7 @@ def _preferred(state: TrainState, mini_batch: MiniBatch, scores: Scores, update:
 
 
 def _loss_batch(
-    mini_batch: MiniBatch, batch: MicroBatch, scores: Scores, logprobs_T: Tensor, entropy_T: Tensor
+    mini_batch: MiniBatch, batch: MicroBatch, scores: Scores, logprobs_T: Tensor, entropy_T: Tensor | None
 ) -> LossBatch:
     rows = _rows_of(mini_batch, batch)
     device = logprobs_T.device

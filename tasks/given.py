@@ -12,6 +12,7 @@ from prefect.client.schemas.objects import State
 
 from data_contracts.refs import PolicyRef, TableRef, content_key
 from data_contracts.validation import check_table
+from rft_core.algorithms import ALGORITHMS
 from rft_core.environments import RolloutPlan, given_rollouts, plan_blocks
 from rft_core.rewards.given import GIVEN, given_rewards
 from tasks.context import RunContext, opened
@@ -124,8 +125,15 @@ def measure_likelihood(
     context = opened(run)
     began = time.monotonic()
     recipe = context.recipe
-    has_pairs = recipe.data.record in ("preferences", "labelled")
-    settings = {"step": slot.step, "margin": has_pairs, "model": recipe.model.content()}
+    algorithm = ALGORITHMS[recipe.algorithm.name]
+    # A preference is measured against where the run began, also where the loss takes no reference.
+    has_reference = algorithm.preference is not None and algorithm.head == "causal"
+    settings = {
+        "step": slot.step,
+        "has_reference": has_reference,
+        "positions": algorithm.positions,
+        "model": recipe.model.content(),
+    }
     key = content_key(
         "evaluations",
         inputs=[rollouts, rewards],
@@ -142,11 +150,12 @@ def measure_likelihood(
             context.store.read(rollouts),
             context.store.read(rewards),
             resident,
-            context.policies.reference() if has_pairs else None,
+            context.policies.reference() if has_reference else None,
             policy,
             slot.step,
             recipe.training.micro_batch_tokens,
             recipe.seed,
+            algorithm.positions,
             context.progress(slot.name),
         )
         refs = {"evaluations": write(context, "evaluations", key, table, [rollouts, rewards], settings)}

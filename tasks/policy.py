@@ -125,17 +125,19 @@ class Policies:
 
     def _restore(self, saved: PolicyRef | None) -> PolicyRef:
         """Load a checkpoint, else the model folder itself."""
+        from rft_core.algorithms import ALGORITHMS
         from rft_core.checkpoint import load_checkpoint
-        from rft_core.policy import Policy
+        from rft_core.score_policy import POLICIES
         from rft_core.update import TrainState
 
         context = self.context
+        trained = POLICIES[ALGORITHMS[context.recipe.algorithm.name].head]
         self._resident = None
         # A state that was used before is dropped first: two sets of weights and moments would not fit everywhere.
         self._state, self.is_exact = None, True
         if context.recipe.model.lora_rank:
             self._reference = None  # it is the dropped state's model without its adapter
-        policy = Policy.load(context.recipe.model, context.model_folder, context.recipe.seed)
+        policy = trained.load(context.recipe.model, context.model_folder, context.recipe.seed)
         self._state = TrainState.start(policy)
         if saved is not None:
             load_checkpoint(self._state, checkpoint_folder(context.root, saved))

@@ -10,11 +10,13 @@ from data_contracts.errors import ContractError
 from data_contracts.schemas import REWARDS
 
 GIVEN = "given"  # the component, and the identity of this grader
+MARGIN = f"{GIVEN}/margin"  # of a pair's chosen completion, as the data gives it
 
 
 def given_rewards(rollouts: pa.Table, examples: pa.Table) -> pa.Table:
     """Record `rewards`: a demonstration 1; of a pair chosen 1 and rejected 0; a label 1 or 0; a trajectory's own, or
-    the sum over its turns; steps the mean of their labels, with each label at its step's end.
+    the sum over its turns; steps the mean of their labels, with each label at its step's end. A pair's margin is a
+    metric of its chosen completion.
 
     Raises ContractError for a rollout of no example.
     """
@@ -35,12 +37,15 @@ def _row(rollout: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:
     reward = _reward(rollout, example)
     labels, ends = example["step_labels"], rollout["step_ends"]
     has_steps = labels is not None and ends is not None
+    components = {GIVEN: reward}
+    if example["margin"] is not None and rollout["rollout_index"] == 0:
+        components[MARGIN] = example["margin"]
     return {
         "rollout_id": rollout["rollout_id"],
         "group_id": rollout["group_id"],
         "reward": reward,
-        "components": [(GIVEN, reward)],
-        "component_status": [(GIVEN, "scored")],
+        "components": list(components.items()),
+        "component_status": [(name, "scored") for name in components],
         "status": "scored",
         "turn_rewards": example["turn_rewards"],
         # The last step's end may have been cut off with the end of a long example.
