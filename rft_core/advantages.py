@@ -15,7 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rft_core.config import AlgorithmSettings
+    from rft_core.algorithm_settings import AlgorithmSettings
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def group_zscore(credits: Credits, settings: AlgorithmSettings) -> np.ndarray:
             continue
         std = batch_std if settings.std_scope == "batch" else std_of(credits.reward_N[members], settings.std_ddof)
         advantage_N[members] /= std + settings.std_epsilon
-        if settings.std_scope == "group" and settings.std_ddof == 1:
+        if settings.std_scope != "batch" and settings.std_ddof == 1:
             bound = (len(members) - 1) / math.sqrt(len(members))
             largest = np.abs(advantage_N[members]).max()
             assert largest <= bound * (1 + 1e-9), f"standardised credit {largest} exceeds its bound {bound}"
@@ -106,9 +106,6 @@ def reward_itself(credits: Credits, settings: AlgorithmSettings) -> np.ndarray:
     """The reward, without a baseline (REINFORCE). Not a group estimator: equal rewards keep their value."""
     return np.where(credits.is_counted_N, credits.reward_N, 0.0)
 
-
-# They compare members of a group: a group of one, or of equal rewards, has no signal and gets exactly 0.
-GROUP_ESTIMATORS = frozenset({"group_zscore", "group_mean", "leave_one_out"})
 
 ADVANTAGES = {
     "group_zscore": group_zscore,

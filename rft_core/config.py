@@ -1,7 +1,7 @@
 """Every setting of a recipe. Importable without torch.
 
 One model is the recipe's schema, the flow's parameter, the command line's `--set` and the form in the UI. The settings
-of data are in data/settings.py, those of rewards in rewards/settings.py.
+of data are in data/settings.py, those of rewards in rewards/settings.py, those of algorithms in algorithm_settings.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from rft_core.algorithm_settings import AlgorithmSettings
 from rft_core.data.settings import DataSettings
 from rft_core.rewards.settings import RewardSettings
 from rft_core.settings import NOT_BLANK, Settings, execution
@@ -65,71 +66,6 @@ class RolloutSettings(Settings):
     )
     script: str | None = Field(
         None, pattern=NOT_BLANK, description="Completions for the scripted engine: a JSON file. For tests."
-    )
-
-
-class AlgorithmSettings(Settings):
-    name: Literal["grpo", "dr_grpo"] = Field(
-        "grpo", description="A row of ALGORITHMS; its defaults fill what is null here."
-    )
-    advantage: Literal["group_zscore", "group_mean", "leave_one_out", "none"] | None = Field(
-        None, description="Overrides the row's advantage."
-    )
-    level: Literal["token", "sequence_geometric", "sequence_product"] | None = Field(
-        None, description="Overrides the level of the ratio."
-    )
-    gate: Literal["none", "one_side", "two_side", "ring"] | None = Field(None, description="Overrides the token gate.")
-    surrogate: Literal["clipped", "unclipped", "logprob", "log_ratio"] | None = Field(
-        None, description="Overrides the surrogate."
-    )
-    aggregation: (
-        Literal["token_mean", "sequence_mean", "sequence_sum", "constant_length", "prompt_mean", "token_sum"] | None
-    ) = Field(None, description="Overrides the denominators.")
-    clip_low: float | None = Field(None, ge=0, lt=1, description="Ratios below 1 - clip_low are clipped where A < 0.")
-    clip_high: float | None = Field(None, ge=0, description="Ratios above 1 + clip_high are clipped where A > 0.")
-    dual_clip: float | None = Field(
-        None, gt=1, description="Bounds the loss of tokens with A < 0 at -A x this; null is off."
-    )
-    gate_low: float = Field(0.2, ge=0, description="Gates: lower half-width around ratio 1.")
-    gate_high: float = Field(0.2, ge=0, description="Gates: upper half-width around ratio 1.")
-    gate_low_outer: float = Field(0.6, ge=0, description="Gate ring: outer lower half-width.")
-    gate_high_outer: float = Field(2.0, ge=0, description="Gate ring: outer upper half-width.")
-    std_scope: Literal["group", "batch"] = Field("group", description="group_zscore: whose standard deviation divides.")
-    std_ddof: int = Field(1, ge=0, le=1, description="Degrees of freedom taken from the standard deviation.")
-    std_epsilon: float = Field(1e-6, ge=0, description="Added to the standard deviation.")
-    spread_floor: float = Field(
-        1e-6, ge=0, description="A group whose rewards spread by at most this x max |R| carries no signal."
-    )
-    kl_coefficient: float = Field(0.0, ge=0, description="Weight of the KL term; 0 loads no reference model.")
-    kl_estimator: Literal["k2", "k3", "abs", "k2_gradient"] = Field(
-        "k3", description="Estimator in the loss. k1 is refused: its expected gradient is zero on-policy."
-    )
-    kl_importance: bool = Field(False, description="Multiplies the KL estimate by the ratio, for off-policy rows.")
-    entropy_coefficient: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
-    truncated: Literal["train", "mask", "drop"] = Field(
-        "train",
-        description="Truncated completions: train on them, mask (kept in group statistics), or drop (not kept).",
-    )
-    min_group_size: int = Field(2, ge=1, description="Groups with fewer scored members are not trained.")
-    reward_clip_low: float | None = Field(None, description="Rewards are clipped from below before the baseline.")
-    reward_clip_high: float | None = Field(None, description="Rewards are clipped from above before the baseline.")
-    overlong_buffer_tokens: int = Field(
-        0, ge=0, description="Soft overlong penalty over the last tokens before max_completion_tokens; 0 is off."
-    )
-    correction: Literal["none", "truncate", "mask"] = Field(
-        "truncate", description="Importance weight old / behaviour of off-policy rows: none, truncated, or masked."
-    )
-    correction_cap: float = Field(2.0, gt=0, description="truncate: largest weight.")
-    correction_low: float = Field(0.5, ge=0, description="mask: smallest weight kept.")
-    correction_high: float = Field(5.0, gt=0, description="mask: largest weight kept.")
-    correction_level: Literal["token", "sequence"] = Field(
-        "token", description="sequence gives all tokens of a row one weight, from the log ratios of its trained tokens."
-    )
-    correction_reduction: Literal["mean", "sum"] = Field(
-        "mean", description="correction_level sequence: mean or sum of the log ratios; a sum explodes with length."
-    )
-    max_staleness: int | None = Field(
-        None, ge=0, description="Rows older than this many policy versions are not trained."
     )
 
 
@@ -240,14 +176,15 @@ class Recipe(Settings):
             )
         if self.algorithm.overlong_buffer_tokens > self.rollout.max_completion_tokens:
             raise ValueError("algorithm.overlong_buffer_tokens must be at most rollout.max_completion_tokens")
-        if self.algorithm.min_group_size > self.rollout.group_size:
+        from rft_core.resolve import check, resolve_algorithm  # it reads these settings
+
+        algorithm = resolve_algorithm(self.algorithm)
+        check(algorithm, self.training)
+        if algorithm.compares_groups and self.algorithm.min_group_size > self.rollout.group_size:
             raise ValueError(
                 f"algorithm.min_group_size ({self.algorithm.min_group_size}) must be at most "
                 f"rollout.group_size ({self.rollout.group_size}): no group could train"
             )
-        from rft_core.algorithms import check, resolve_algorithm  # it reads these settings
-
-        check(resolve_algorithm(self.algorithm), self.training)
         return self
 
     @property

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from data_contracts.schemas import ADVANTAGES as ADVANTAGES_RECORD
-from rft_core.advantages import ADVANTAGES, GROUP_ESTIMATORS, Credits, has_no_signal, std_of
-from rft_core.algorithms import resolve_algorithm
-from rft_core.config import AlgorithmSettings
+from rft_core.advantages import ADVANTAGES, Credits, has_no_signal, std_of
+from rft_core.algorithm_settings import AlgorithmSettings
 from rft_core.errors import ContractError
+from rft_core.resolve import resolve_algorithm
 
 # Of two reasons the earlier one is given. Rows before group_too_small enter no statistic, masked truncated ones do.
 DROP_REASONS = ("unscored", "filtered", "stale", "truncated", "group_too_small", "zero_variance")
@@ -55,6 +55,7 @@ def compute_advantages(
     error. Raises ContractError when rollouts and rewards do not match one to one.
     """
     algorithm = resolve_algorithm(settings)
+    settings = algorithm.filled(settings)
     joined = join(rollouts, rewards)
     final_N = shaped_rewards(joined, settings, max_completion_tokens)
     reasons, is_counted_N = _exclusions(joined, settings, current_version)
@@ -66,9 +67,11 @@ def compute_advantages(
         is_flat = has_no_signal(final_N[members], settings.spread_floor)
         num_flat, num_groups = num_flat + is_flat, num_groups + 1
         for row in members:
-            if reasons[row] == "none" and len(members) < settings.min_group_size:
+            if reasons[row] != "none" or not algorithm.compares_groups:
+                continue  # where nobody is compared, a rollout alone is as good as any
+            if len(members) < settings.min_group_size:
                 reasons[row] = "group_too_small"
-            elif reasons[row] == "none" and is_flat and algorithm.advantage in GROUP_ESTIMATORS:
+            elif is_flat:
                 reasons[row] = "zero_variance"
     for row in np.flatnonzero(joined.is_expert_N):
         reasons[row] = "none" if "expert" in trained_kinds else "filtered"

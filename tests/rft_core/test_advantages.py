@@ -8,8 +8,9 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from rft_core.advantages import ADVANTAGES, GROUP_ESTIMATORS, Credits
+from rft_core.advantages import ADVANTAGES, Credits
 from rft_core.config import AlgorithmSettings
+from rft_core.terms import GROUP_ESTIMATORS
 from tests.oracle import advantages as oracle
 
 

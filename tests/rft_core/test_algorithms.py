@@ -9,10 +9,14 @@ from typing import get_args
 import pytest
 
 from rft_core.advantages import ADVANTAGES
-from rft_core.algorithms import ALGORITHMS, Kl, check, resolve_algorithm
+from rft_core.algorithms import ALGORITHMS
 from rft_core.config import AlgorithmSettings, Recipe, TrainingSettings
 from rft_core.errors import SettingsError
-from rft_core.losses import AGGREGATIONS, GATES, LEVELS, ROW_KINDS, SURROGATES
+from rft_core.gates import GATES, STEP_GATES
+from rft_core.losses import AGGREGATIONS, LEVELS, ROW_KINDS
+from rft_core.resolve import check, resolve_algorithm
+from rft_core.surrogates import SURROGATES
+from rft_core.terms import Kl
 from tests.oracle import losses as oracle
 
 
@@ -33,17 +37,79 @@ def test_rows_use_known_parts_and_resolve_to_themselves(name):
     assert "arXiv" in row.source
     assert row.advantage in ADVANTAGES
     for term in row.terms:
-        assert term.level in LEVELS and term.gate in GATES and term.surrogate in SURROGATES
+        assert term.level in LEVELS and term.gate in GATES | STEP_GATES and term.surrogate in SURROGATES
         assert term.aggregation in AGGREGATIONS and term.rows in ROW_KINDS
 
 
-def test_grpo_and_dr_grpo_are_the_rows_of_the_spec():
-    grpo, dr_grpo = ALGORITHMS["grpo"], ALGORITHMS["dr_grpo"]
-    assert (grpo.advantage, grpo.terms[0].aggregation) == ("group_zscore", "sequence_mean")
-    assert (dr_grpo.advantage, dr_grpo.terms[0].aggregation) == ("group_mean", "constant_length")
-    for term in (grpo.terms[0], dr_grpo.terms[0]):
-        assert (term.level, term.surrogate, term.clip_low, term.clip_high) == ("token", "clipped", 0.2, 0.2)
-    assert not grpo.needs_reference and not grpo.needs_all_rows()
+# advantage, level, gate, surrogate, aggregation, anchor, and the row's own numbers
+ROWS_OF_THE_SPEC = {
+    "grpo": ("group_zscore", "token", "none", "clipped", "sequence_mean", "old", {"clip_low": 0.2, "clip_high": 0.2}),
+    "dr_grpo": ("group_mean", "token", "none", "clipped", "constant_length", "old", {"clip_low": 0.2}),
+    "gspo": (
+        "group_zscore",
+        "sequence_geometric",
+        "none",
+        "clipped",
+        "sequence_mean",
+        "old",
+        {"clip_low": 3e-4, "clip_high": 4e-4},
+    ),
+    "luspo": (
+        "group_zscore",
+        "sequence_geometric",
+        "none",
+        "clipped",
+        "sequence_sum",
+        "old",
+        {"clip_low": 2e-3, "clip_high": 2.5e-3},
+    ),
+    "gmpo": (
+        "group_zscore",
+        "sequence_geometric_clipped",
+        "none",
+        "unclipped",
+        "sequence_mean",
+        "old",
+        {"log_ratio_bound": 0.4},
+    ),
+    "cispo": (
+        "group_zscore",
+        "token",
+        "none",
+        "capped",
+        "token_mean",
+        "old",
+        {"weight_floor": 0.0, "weight_cap": 5.0},
+    ),
+    "scale_rl": ("group_zscore", "token", "none", "capped", "token_mean", "old", {"weight_cap": 5.0}),
+    "sapo": (
+        "group_zscore",
+        "token",
+        "none",
+        "soft_gate",
+        "sequence_mean",
+        "old",
+        {"soft_gate_positive": 1.0, "soft_gate_negative": 1.05},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_rows_are_those_of_the_spec(name):
+    *parts, numbers = ROWS_OF_THE_SPEC[name]
+    row = ALGORITHMS[name]
+    (term,) = row.terms
+    found = [row.advantage, term.level, term.gate, term.surrogate, term.aggregation, term.anchor]
+    assert found == parts
+    assert {field: getattr(term, field) for field in numbers} == numbers
+    assert not row.needs_reference
+
+
+def test_scale_rl_divides_by_the_batch():
+    settings = AlgorithmSettings(name="scale_rl")
+    assert ALGORITHMS["scale_rl"].filled(settings).std_scope == "batch"
+    assert ALGORITHMS["scale_rl"].filled(AlgorithmSettings(std_scope="group")).std_scope == "group"
+    assert ALGORITHMS["cispo"].filled(settings).std_scope is None
 
 
 def test_overrides_fill_their_slot_only():
@@ -70,6 +136,25 @@ NONSENSE = [
     ({"surrogate": "unclipped", "dual_clip": 3.0}, "dual_clip has no effect"),
     ({"dual_clip": 1.1}, "must be above 1 \\+ clip_high = 1.2"),
     ({"gate_low": 0.1}, "gate_low has no effect with gate none"),
+    ({"weight_cap": 3.0}, "weight_cap has no effect with surrogate clipped; it is read by surrogate capped"),
+    ({"name": "cispo", "weight_floor": 5.0}, "weight_floor must be below weight_cap, got 5 and 5"),
+    ({"name": "cispo", "clip_high": 0.3}, "clip_high has no effect with surrogate capped"),
+    ({"name": "gspo", "log_ratio_bound": 0.1}, "log_ratio_bound has no effect with level sequence_geometric"),
+    ({"name": "gspo", "aggregation": "token_mean"}, "one number per row"),
+    ({"name": "sapo", "taper_threshold": 0.5}, "taper_threshold has no effect"),
+    ({"entropy_quantile": 0.5}, "entropy_quantile has no effect with gate none"),
+    ({"gate": "entropy_quantile", "gate_high": 0.5}, "gate_high has no effect with gate entropy_quantile"),
+    ({"gate": "covariance_band", "covariance_low": 9.0}, "covariance_low must be below covariance_high"),
+    ({"regularizer": "log_likelihood"}, "regularizer_coefficient above 0"),
+    ({"regularizer_coefficient": 0.1}, "regularizer_coefficient has no effect with regularizer none"),
+    ({"level": "sequence_geometric", "aggregation": "sequence_sum", "surrogate": "exp_advantage"}, "uses no ratio"),
+    ({"correction": "none", "correction_cap": 3.0}, "correction_cap has no effect with correction none"),
+    ({"correction": "reject", "correction_cap": 3.0}, "correction_cap has no effect with correction reject"),
+    ({"correction_low": 0.1}, "correction_low has no effect with correction truncate"),
+    ({"correction": "veto", "correction_level": "sequence"}, "correction_level has no effect with correction veto"),
+    ({"correction_reduction": "sum"}, "correction_reduction has no effect with correction_level token"),
+    ({"correction": "veto", "correction_low": 200.0}, "correction_low must be below correction_high"),
+    ({"old_source": "behaviour", "correction": "mask"}, "the ratio is to the behaviour policy itself"),
     ({"gate": "two_side", "gate_high_outer": 3.0}, "gate_high_outer has no effect with gate two_side"),
     ({"gate": "ring", "gate_low": 0.7}, "gate_low_outer >= gate_low"),
     ({"name": "dr_grpo", "std_scope": "batch"}, "divides by no standard deviation"),
@@ -78,6 +163,18 @@ NONSENSE = [
     ({"correction": "mask", "correction_low": 6.0}, "correction_low must be below"),
     ({"reward_clip_low": 1.0, "reward_clip_high": 1.0}, "reward_clip_low must be below"),
 ]
+
+
+def test_correction_bounds_are_those_of_its_kind():
+    veto, mask = resolve(correction="veto").correction, resolve(correction="mask", correction_high=3.0).correction
+    assert (veto.low, veto.high, mask.low, mask.high) == (1e-4, 100.0, 0.5, 3.0)
+
+
+def test_the_ratio_may_be_to_the_behaviour_policy():
+    bypass = resolve(name="cispo", old_source="behaviour")
+    assert [term.anchor for term in bypass.terms] == ["behaviour"]
+    assert resolve(name="cispo").needs_old and not bypass.needs_old
+    assert resolve(old_source="behaviour", kl_importance=True, kl_coefficient=0.1).needs_old
 
 
 @pytest.mark.parametrize(("settings", "reason"), NONSENSE)
@@ -97,13 +194,15 @@ def test_unknown_name_is_refused():
         resolve_algorithm(AlgorithmSettings().model_copy(update={"name": "gropo"}))
 
 
-@pytest.mark.parametrize("surrogate", ["logprob", "log_ratio"])
+@pytest.mark.parametrize("surrogate", ["logprob", "log_ratio", "exp_advantage"])
 def test_surrogates_without_trust_region_take_one_optimizer_step(surrogate):
     algorithm = resolve(surrogate=surrogate)
     check(algorithm, TrainingSettings())
     for training in (TrainingSettings(epochs=2), TrainingSettings(mini_batches=2)):
         with pytest.raises(SettingsError, match="no trust region"):
             check(algorithm, training)
+        with pytest.raises(SettingsError, match="no trust region"):  # it bounds no ratio
+            check(resolve(surrogate=surrogate, gate="entropy_quantile"), training)
         check(resolve(surrogate=surrogate, gate="two_side"), training)
         check(resolve(), training)
 
@@ -119,7 +218,7 @@ def test_a_recipe_is_refused_before_anything_is_loaded():
 def test_settings_are_resolved_without_torch():
     script = (
         "import sys; from rft_core.config import AlgorithmSettings, TrainingSettings; "
-        "from rft_core.algorithms import check, resolve_algorithm; "
+        "from rft_core.resolve import check, resolve_algorithm; "
         "check(resolve_algorithm(AlgorithmSettings()), TrainingSettings()); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
