@@ -22,12 +22,33 @@ class AlgorithmSettings(Settings):
         "cispo",
         "scale_rl",
         "sapo",
+        "reinforce",
+        "reinforce_plus_plus_baseline",
+        "maxrl",
+        "opo",
+        "gpg",
+        "pass_at_k",
+        "gdpo",
     ] = Field("grpo", description="A row of ALGORITHMS; its defaults fill what is null here.")
 
     # Advantages
-    advantage: Literal["group_zscore", "group_mean", "leave_one_out", "none"] | None = Field(
-        None, description="Overrides the row's advantage."
-    )
+    advantage: (
+        Literal[
+            "group_zscore",
+            "group_mean",
+            "leave_one_out",
+            "none",
+            "length_weighted_mean",
+            "reward_over_mean",
+            "pass_at_k",
+            "per_component",
+            "log_mean_exp",
+            "shifted_mean",
+            "group_mean_batch_whiten",
+            "group_mean_rescaled",
+        ]
+        | None
+    ) = Field(None, description="Overrides the row's advantage.")
     std_scope: Literal["group", "batch"] | None = Field(
         None, description="group_zscore: whose standard deviation divides; null takes the row's, group with most."
     )
@@ -35,6 +56,25 @@ class AlgorithmSettings(Settings):
     std_epsilon: float = Field(1e-6, ge=0, description="Added to the standard deviation.")
     spread_floor: float = Field(
         1e-6, ge=0, description="A group whose rewards spread by at most this x max |R| carries no signal."
+    )
+    whiten_ddof: int = Field(
+        1,
+        ge=0,
+        le=1,
+        description="per_component, group_mean_batch_whiten: degrees of freedom taken from the variance over the step.",
+    )
+    pass_at_k_over_std: bool = Field(False, description="pass_at_k: divides by the group's standard deviation.")
+    baseline: Literal["mean", "log_mean_exp"] = Field(
+        "mean", description="log_mean_exp: the group's mean, or tau ln mean exp(R / tau)."
+    )
+    tau: float = Field(1.0, gt=0, description="opmd: temperature of the baseline log_mean_exp, and of the loss.")
+    baseline_shift: float = Field(
+        -0.1, description="shifted_mean: added to the group's mean; below 0 it leans on successes."
+    )
+    drop: Literal["none", "balance"] = Field(
+        "none",
+        description="group_mean, group_zscore, leave_one_out: balance leaves out, by lot, as many rows below the "
+        "group's mean as outnumber the others.",
     )
 
     # The policy loss

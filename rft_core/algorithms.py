@@ -6,7 +6,7 @@ name in one of those tables. What a recipe overrides is applied in `resolve`. Im
 
 from __future__ import annotations
 
-from rft_core.terms import Algorithm, Term
+from rft_core.terms import Algorithm, Kl, Term
 
 ALGORITHMS = {
     row.name: row
@@ -76,6 +76,51 @@ ALGORITHMS = {
                     aggregation="sequence_mean",
                 ),
             ),
+        ),
+        # The likelihood alone: exactly on-policy, one optimizer step
+        Algorithm(
+            name="reinforce",
+            source="REINFORCE with the whole completion as one action, as in arXiv 2402.14740; no baseline",
+            advantage="none",
+            terms=(Term(surrogate="logprob", aggregation="sequence_sum"),),
+        ),
+        Algorithm(
+            name="maxrl",
+            source="MaxRL, arXiv 2602.02710: the gradient of the likelihood of success, for rewards of at least 0",
+            advantage="reward_over_mean",
+            terms=(Term(surrogate="logprob", aggregation="sequence_sum"),),
+        ),
+        Algorithm(
+            name="opo",
+            source="OPO, arXiv 2505.23585: the baseline weighs rewards by length; exactly on-policy",
+            advantage="length_weighted_mean",
+            terms=(Term(surrogate="logprob", aggregation="sequence_sum"),),
+        ),
+        Algorithm(
+            name="gpg",
+            source="GPG, arXiv 2504.02546, eq. 6 to 8, with F_norm 1; without its resampling below a share of signal",
+            advantage="group_mean_rescaled",
+            terms=(Term(surrogate="logprob", aggregation="token_mean"),),
+        ),
+        # Other advantages under the clipped ratio
+        Algorithm(
+            name="reinforce_plus_plus_baseline",
+            source="REINFORCE++-baseline, arXiv 2501.03262: the group's mean goes, the step's deviation divides",
+            advantage="group_mean_batch_whiten",
+            terms=(Term(aggregation="token_mean"),),
+            kl=Kl(coefficient=1e-5, estimator="k2"),
+        ),
+        Algorithm(
+            name="pass_at_k",
+            source="arXiv 2503.19595 with k = n: only the best of a group is rewarded, by its lead",
+            advantage="pass_at_k",
+            terms=(Term(aggregation="token_mean"),),
+        ),
+        Algorithm(
+            name="gdpo",
+            source="GDPO, arXiv 2601.05242: components are standardised before they are summed",
+            advantage="per_component",
+            terms=(Term(aggregation="sequence_mean"),),
         ),
     )
 }

@@ -6,6 +6,7 @@ of data are in data/settings.py, those of rewards in rewards/settings.py, those 
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -185,7 +186,16 @@ class Recipe(Settings):
                 f"algorithm.min_group_size ({self.algorithm.min_group_size}) must be at most "
                 f"rollout.group_size ({self.rollout.group_size}): no group could train"
             )
+        clipped = next((function.component for function in self.reward.functions if function.clip is not None), None)
+        if algorithm.advantage == "per_component" and clipped is not None:
+            raise ValueError(f"reward clip of {clipped} has no effect: advantage per_component standardises the scores")
         return self
+
+    @property
+    def component_weights(self) -> dict[str, float]:
+        """Weights by reward component, for advantages that standardise components: of a scale only the sign counts."""
+        functions = self.reward.functions
+        return {function.component: function.weight * math.copysign(1.0, function.scale) for function in functions}
 
     @property
     def correct_component(self) -> str:

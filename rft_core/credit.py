@@ -6,6 +6,7 @@ Shapes: S rows of rollouts (segments) with purpose train; N rollouts (a rollout 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from data_contracts.schemas import ADVANTAGES as ADVANTAGES_RECORD
-from rft_core.advantages import ADVANTAGES, Credits, has_no_signal, std_of
+from rft_core.advantages import ADVANTAGES, Credits, has_no_signal, is_flat, std_of, surplus_rows
 from rft_core.algorithm_settings import AlgorithmSettings
 from rft_core.errors import ContractError
 from rft_core.resolve import resolve_algorithm
+from rft_core.seeds import derive
 
 # Of two reasons the earlier one is given. Rows before group_too_small enter no statistic, masked truncated ones do.
 DROP_REASONS = ("unscored", "filtered", "stale", "truncated", "group_too_small", "zero_variance")
@@ -40,6 +42,11 @@ class Joined:
     is_expert_N: np.ndarray  # origin dataset
     policy_version_N: np.ndarray
 
+    def component_values(self) -> dict[str, np.ndarray]:
+        """float64[N] of each component, NaN where a rollout has no score of it."""
+        names = sorted({name for components in self.components for name in components})
+        return {name: np.array([row.get(name) for row in self.components], dtype=float) for name in names}
+
 
 def compute_advantages(
     rollouts: pa.Table,
@@ -47,9 +54,13 @@ def compute_advantages(
     settings: AlgorithmSettings,
     max_completion_tokens: int,
     current_version: int,
+    *,
+    component_weights: Mapping[str, float] | None = None,
+    seed: int = 0,
 ) -> tuple[pa.Table, Metrics]:
     """The `advantages` table and the step's metrics by the field's names. `current_version` is that of the policy to
-    update.
+    update; `component_weights` are those of the reward's functions, for advantages that weigh them anew; `seed` decides
+    what is left out by lot.
 
     Rows of the table follow the train rows of `rollouts`. A row that is not trained says why; nothing trained is no
     error. Raises ContractError when rollouts and rewards do not match one to one.
@@ -60,18 +71,27 @@ def compute_advantages(
     final_N = shaped_rewards(joined, settings, max_completion_tokens)
     reasons, is_counted_N = _exclusions(joined, settings, current_version)
     trained_kinds = {term.rows for term in algorithm.terms}
-    credits = Credits(final_N, joined.group_N, is_counted_N)
+    credits = Credits(
+        final_N,
+        joined.group_N,
+        is_counted_N,
+        length_N=joined.num_tokens_N,
+        draw_N=_draws(joined, seed) if settings.drop != "none" else None,
+        components=joined.component_values(),
+        component_weights=component_weights or {},
+    )
     advantage_N = ADVANTAGES[algorithm.advantage](credits, settings)
     num_flat = num_groups = 0
     for members in credits.groups():
-        is_flat = has_no_signal(final_N[members], settings.spread_floor)
-        num_flat, num_groups = num_flat + is_flat, num_groups + 1
+        is_without_signal = is_flat(credits, members, algorithm.advantage, settings.spread_floor)
+        num_flat += has_no_signal(final_N[members], settings.spread_floor)
+        num_groups += 1
         for row in members:
             if reasons[row] != "none" or not algorithm.compares_groups:
                 continue  # where nobody is compared, a rollout alone is as good as any
             if len(members) < settings.min_group_size:
                 reasons[row] = "group_too_small"
-            elif is_flat:
+            elif is_without_signal:
                 reasons[row] = "zero_variance"
     for row in np.flatnonzero(joined.is_expert_N):
         reasons[row] = "none" if "expert" in trained_kinds else "filtered"
@@ -80,6 +100,8 @@ def compute_advantages(
     table = _table(joined, advantage_N, is_trained_N, reasons)
     metrics = _metrics(joined, settings, final_N, is_trained_N, reasons)
     metrics["frac_reward_zero_std"] = num_flat / num_groups if num_groups else 0.0
+    if settings.drop != "none" and len(reasons):
+        metrics["share/surplus"] = float(surplus_rows(credits, settings).mean())
     return table, metrics
 
 
@@ -193,6 +215,10 @@ def _exclusions(joined: Joined, settings: AlgorithmSettings, current_version: in
     if settings.truncated == "mask":
         is_counted_N = is_counted_N | (reasons == "truncated")
     return reasons.tolist(), is_counted_N
+
+
+def _draws(joined: Joined, seed: int) -> np.ndarray:
+    return np.array([derive(seed, "drop", rollout_id) for rollout_id in joined.rollout_ids], dtype=np.int64)
 
 
 def _table(joined: Joined, advantage_N: np.ndarray, is_trained_N: np.ndarray, reasons: list[str]) -> pa.Table:

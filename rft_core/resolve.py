@@ -50,6 +50,15 @@ READ_BY: dict[str, tuple[str, frozenset[str]]] = {
     for setting in settings
 }
 
+# Setting -> advantages that read it.
+ADVANTAGE_READ_BY = {
+    "whiten_ddof": ("per_component", "group_mean_batch_whiten"),
+    "pass_at_k_over_std": ("pass_at_k",),
+    "baseline": ("log_mean_exp",),
+    "baseline_shift": ("shifted_mean",),
+    "drop": ("group_mean", "group_zscore", "leave_one_out"),
+}
+
 _SLOTS = ("level", "gate", "surrogate", "regularizer", "aggregation")
 
 # Kind -> its bounds where the recipe gives none.
@@ -94,6 +103,8 @@ def _overridden(term: Term, settings: AlgorithmSettings) -> Term:
     changes = {name: value for name, value in values.items() if value is not None}
     if settings.old_source == "behaviour":
         changes["anchor"] = "behaviour"
+    if term.tau is not None:
+        changes["tau"] = settings.tau
     return replace(term, **changes)
 
 
@@ -154,6 +165,20 @@ def _refuse_advantage(algorithm: Algorithm, settings: AlgorithmSettings) -> None
         raise SettingsError(
             f"algorithm.std_scope batch has no effect: advantage {algorithm.advantage} divides by no standard deviation"
         )
+    for name, readers in ADVANTAGE_READ_BY.items():
+        if _is_set(settings, name) and algorithm.advantage not in readers:
+            raise SettingsError(
+                f"algorithm.{name} has no effect with advantage {algorithm.advantage}; it is read by "
+                + " or ".join(readers)
+            )
+    is_tau_read = settings.baseline == "log_mean_exp" or any(term.tau is not None for term in algorithm.terms)
+    if _is_set(settings, "tau") and not is_tau_read:
+        raise SettingsError("algorithm.tau has no effect: neither baseline log_mean_exp nor a term reads it")
+    for name in ("reward_clip_low", "reward_clip_high", "overlong_buffer_tokens"):
+        if algorithm.advantage == "per_component" and _is_set(settings, name):
+            raise SettingsError(
+                f"algorithm.{name} has no effect: advantage per_component reads components, not their sum"
+            )
     low, high = settings.reward_clip_low, settings.reward_clip_high
     if low is not None and high is not None and low >= high:
         raise SettingsError(f"algorithm.reward_clip_low must be below reward_clip_high, got {low:g} and {high:g}")
@@ -183,7 +208,7 @@ def _refuse_correction(algorithm: Algorithm, settings: AlgorithmSettings) -> Non
             f"algorithm.correction {settings.correction} has no effect: the ratio is to the behaviour policy itself"
         )
     for name, kinds in _CORRECTION_READERS.items():
-        if getattr(settings, name) != type(settings).model_fields[name].default and correction.kind not in kinds:
+        if _is_set(settings, name) and correction.kind not in kinds:
             raise SettingsError(f"algorithm.{name} has no effect with correction {correction.kind}")
     if settings.correction_reduction == "sum" and settings.correction_level == "token":
         raise SettingsError("algorithm.correction_reduction has no effect with correction_level token")
@@ -191,6 +216,10 @@ def _refuse_correction(algorithm: Algorithm, settings: AlgorithmSettings) -> Non
         raise SettingsError(
             f"algorithm.correction_low must be below correction_high, got {correction.low:g} and {correction.high:g}"
         )
+
+
+def _is_set(settings: AlgorithmSettings, name: str) -> bool:
+    return bool(getattr(settings, name) != type(settings).model_fields[name].default)
 
 
 def check(algorithm: Algorithm, training: TrainingSettings) -> None:

@@ -14,7 +14,20 @@ if TYPE_CHECKING:
     from rft_core.losses import Denominators, LossBatch, LossParts
 
 # They compare members of a group: a group of one, or of equal rewards, has no signal and gets exactly 0.
-GROUP_ESTIMATORS = frozenset({"group_zscore", "group_mean", "leave_one_out"})
+GROUP_ESTIMATORS = frozenset(
+    {
+        "group_zscore",
+        "group_mean",
+        "leave_one_out",
+        "length_weighted_mean",
+        "reward_over_mean",
+        "pass_at_k",
+        "per_component",
+        "log_mean_exp",
+        "group_mean_batch_whiten",
+        "group_mean_rescaled",
+    }
+)
 
 # A gate that looks at all rows of the optimizer step, and whether it reads rows of advantage 0 too.
 STEP_GATES_READ_ALL = {"second_moment": False, "entropy_quantile": True, "covariance_band": True}

@@ -54,6 +54,7 @@ STAGE_SOURCES: dict[str, tuple[str, ...]] = {
         "rft_core/algorithms.py",
         "rft_core/credit.py",
         "rft_core/resolve.py",
+        "rft_core/seeds.py",
         "rft_core/terms.py",
     ),
     "update": (

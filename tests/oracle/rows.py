@@ -67,4 +67,11 @@ ALGORITHMS = {
         "soft_gate_negative": 1.05,
         "aggregation": "sequence_mean",
     },
+    "reinforce": {"surrogate": "logprob", "aggregation": "sequence_sum"},
+    "maxrl": {"surrogate": "logprob", "aggregation": "sequence_sum"},
+    "opo": {"surrogate": "logprob", "aggregation": "sequence_sum"},
+    "gpg": {"surrogate": "logprob"},
+    "reinforce_plus_plus_baseline": {"kl_coefficient": 1e-5, "kl_estimator": "k2"},
+    "pass_at_k": {},
+    "gdpo": {"aggregation": "sequence_mean"},
 }

@@ -91,6 +91,21 @@ ROWS_OF_THE_SPEC = {
         "old",
         {"soft_gate_positive": 1.0, "soft_gate_negative": 1.05},
     ),
+    "reinforce": ("none", "token", "none", "logprob", "sequence_sum", "old", {}),
+    "maxrl": ("reward_over_mean", "token", "none", "logprob", "sequence_sum", "old", {}),
+    "opo": ("length_weighted_mean", "token", "none", "logprob", "sequence_sum", "old", {}),
+    "gpg": ("group_mean_rescaled", "token", "none", "logprob", "token_mean", "old", {}),
+    "reinforce_plus_plus_baseline": (
+        "group_mean_batch_whiten",
+        "token",
+        "none",
+        "clipped",
+        "token_mean",
+        "old",
+        {"clip_low": 0.2, "clip_high": 0.2},
+    ),
+    "pass_at_k": ("pass_at_k", "token", "none", "clipped", "token_mean", "old", {"clip_low": 0.2}),
+    "gdpo": ("per_component", "token", "none", "clipped", "sequence_mean", "old", {"clip_low": 0.2}),
 }
 
 
@@ -102,7 +117,7 @@ def test_rows_are_those_of_the_spec(name):
     found = [row.advantage, term.level, term.gate, term.surrogate, term.aggregation, term.anchor]
     assert found == parts
     assert {field: getattr(term, field) for field in numbers} == numbers
-    assert not row.needs_reference
+    assert row.kl == (Kl(1e-5, "k2") if name == "reinforce_plus_plus_baseline" else Kl())
 
 
 def test_scale_rl_divides_by_the_batch():
@@ -158,6 +173,13 @@ NONSENSE = [
     ({"gate": "two_side", "gate_high_outer": 3.0}, "gate_high_outer has no effect with gate two_side"),
     ({"gate": "ring", "gate_low": 0.7}, "gate_low_outer >= gate_low"),
     ({"name": "dr_grpo", "std_scope": "batch"}, "divides by no standard deviation"),
+    ({"baseline_shift": 0.1}, "baseline_shift has no effect with advantage group_zscore; it is read by shifted_mean"),
+    ({"whiten_ddof": 0}, "whiten_ddof has no effect"),
+    ({"advantage": "none", "drop": "balance"}, "drop has no effect with advantage none"),
+    ({"name": "gdpo", "pass_at_k_over_std": True}, "pass_at_k_over_std has no effect"),
+    ({"tau": 2.0}, "neither baseline log_mean_exp nor a term reads it"),
+    ({"name": "gdpo", "reward_clip_high": 1.0}, "reads components, not their sum"),
+    ({"name": "gdpo", "overlong_buffer_tokens": 10}, "reads components, not their sum"),
     ({"kl_importance": True}, "kl_coefficient is 0"),
     ({"kl_importance": True, "kl_coefficient": 0.1, "kl_estimator": "k2"}, "weighs k3"),
     ({"correction": "mask", "correction_low": 6.0}, "correction_low must be below"),

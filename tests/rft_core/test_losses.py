@@ -232,6 +232,14 @@ LOSSES_BY_HAND = {
     "gmpo": (-math.exp(0.25) + DOWN) / 2,  # .1 and .4, mean .25
     "cispo": (UP + FAR - DOWN) / 3,  # -A w lp, below the cap of 5
     "scale_rl": (UP + FAR - DOWN) / 3,
+    # -A lp with lp = -1: 1 + 1 - 1, over 2 rows or 3 tokens
+    "reinforce": 1 / 2,
+    "maxrl": 1 / 2,
+    "opo": 1 / 2,
+    "gpg": 1 / 3,
+    "reinforce_plus_plus_baseline": (-UP - 1.2 + 0.8) / 3 + 1e-5 * 0.125,  # lp - ref = .5: k2 .125
+    "pass_at_k": (-UP - 1.2 + 0.8) / 3,
+    "gdpo": ((-UP - 1.2) / 2 + 0.8) / 2,
     # 4 sigmoid(rho - 1): 2.10507, 2.62689; 4 / 1.05 sigmoid(1.05 (rho - 1)): 1.64717
     "sapo": ((-2.1050741 - 2.6268890) / 2 + 1.6471680) / 2,
 }
@@ -241,7 +249,7 @@ LOSSES_BY_HAND = {
 def test_loss_of_each_algorithm_by_hand(name):
     old = [-1.1, -1.5, -0.7]
     given = {"rows": [0, 0, 1], "groups": [0, 0], "old_logprobs_T": old, "behaviour_logprobs_T": old}
-    batch = hand_batch([-1.0] * 3, [1.0, 1.0, -1.0], **given)
+    batch = hand_batch([-1.0] * 3, [1.0, 1.0, -1.0], **given, reference_logprobs_T=[-1.5] * 3)
     loss = ALGORITHMS[name].loss(batch, denominators_of([2, 1], [0, 0], 4), 1).loss.item()
     assert loss == pytest.approx(LOSSES_BY_HAND[name], rel=1e-5, abs=1e-6)
 
