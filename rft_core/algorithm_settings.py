@@ -29,6 +29,16 @@ class AlgorithmSettings(Settings):
         "gpg",
         "pass_at_k",
         "gdpo",
+        "opmd",
+        "asymre",
+        "topr",
+        "m2po",
+        "s_ppo",
+        "rec",
+        "vespo",
+        "dppo_tv",
+        "dppo_kl",
+        "clip_cov",
     ] = Field("grpo", description="A row of ALGORITHMS; its defaults fill what is null here.")
 
     # Advantages

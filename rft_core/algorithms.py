@@ -6,7 +6,7 @@ name in one of those tables. What a recipe overrides is applied in `resolve`. Im
 
 from __future__ import annotations
 
-from rft_core.terms import Algorithm, Kl, Term
+from rft_core.terms import NO_CORRECTION, Algorithm, Kl, Term
 
 ALGORITHMS = {
     row.name: row
@@ -121,6 +121,122 @@ ALGORITHMS = {
             source="GDPO, arXiv 2601.05242: components are standardised before they are summed",
             advantage="per_component",
             terms=(Term(aggregation="sequence_mean"),),
+        ),
+        # Objectives for data of any policy: what they are off-policy is in the formula, so nothing corrects them
+        Algorithm(
+            name="opmd",
+            source="OPMD, arXiv 2509.24203: the likelihood under a mirror-descent baseline, divided by 1 + tau; "
+            "off-policy by derivation, so no correction",
+            advantage="log_mean_exp",
+            terms=(Term(surrogate="logprob", aggregation="token_mean", tau=1.0),),
+            correction=NO_CORRECTION,
+        ),
+        Algorithm(
+            name="asymre",
+            source="AsymRE, arXiv 2506.20520: a lowered baseline keeps plain REINFORCE stable off-policy, so no "
+            "correction",
+            advantage="shifted_mean",
+            terms=(Term(surrogate="logprob", aggregation="token_mean"),),
+            correction=NO_CORRECTION,
+        ),
+        Algorithm(
+            name="topr",
+            source="TOPR, arXiv 2503.14286: successes by likelihood, failures weighed by their tapered sequence ratio "
+            "to the behaviour policy, which is its correction; takes rewards of either sign, or a baseline",
+            advantage="none",
+            terms=(
+                Term(
+                    anchor="behaviour",
+                    level="sequence_product",
+                    surrogate="tapered",
+                    taper_threshold=0.0,
+                    aggregation="sequence_sum",
+                ),
+            ),
+            correction=NO_CORRECTION,
+        ),
+        Algorithm(
+            name="rec",
+            source="REC, arXiv 2509.24203: the likelihood within a one-sided clip; weights, regularizer, two_side or "
+            "ring, and drop are options; off-policy by derivation, so no correction",
+            advantage="group_mean",
+            terms=(Term(gate="one_side", surrogate="logprob", aggregation="token_mean"),),
+            correction=NO_CORRECTION,
+        ),
+        # Ratios to the behaviour policy, which correct what is off-policy themselves
+        Algorithm(
+            name="m2po",
+            source="M2PO, arXiv 2510.01161: no clip; the second moment of log ratios over the step is bounded at .04",
+            advantage="group_zscore",
+            terms=(
+                Term(
+                    anchor="behaviour",
+                    gate="second_moment",
+                    second_moment_limit=0.04,
+                    surrogate="unclipped",
+                    aggregation="token_mean",
+                ),
+            ),
+            correction=NO_CORRECTION,
+        ),
+        Algorithm(
+            name="vespo",
+            source="VESPO, arXiv 2602.10693: the sequence ratio reshaped by rho^k exp(lambda (1 - rho)), k and lambda "
+            "2 and 3 where A >= 0, 3 and 2 where A < 0",
+            advantage="group_zscore",
+            terms=(Term(anchor="behaviour", level="sequence_product", surrogate="gamma", aggregation="sequence_sum"),),
+            correction=NO_CORRECTION,
+        ),
+        Algorithm(
+            name="dppo_tv",
+            source="DPPO-Binary-TV, arXiv 2602.04879: probabilities bound a token, not their ratio",
+            advantage="group_zscore",
+            terms=(
+                Term(
+                    anchor="behaviour",
+                    gate="binary_tv",
+                    divergence_limit=0.2,
+                    surrogate="unclipped",
+                    aggregation="token_mean",
+                ),
+            ),
+            correction=NO_CORRECTION,
+        ),
+        Algorithm(
+            name="dppo_kl",
+            source="DPPO-Binary-KL, arXiv 2602.04879",
+            advantage="group_zscore",
+            terms=(
+                Term(
+                    anchor="behaviour",
+                    gate="binary_kl",
+                    divergence_limit=0.05,
+                    surrogate="unclipped",
+                    aggregation="token_mean",
+                ),
+            ),
+            correction=NO_CORRECTION,
+        ),
+        # Other gates
+        Algorithm(
+            name="s_ppo",
+            source="sPPO, arXiv 2108.05828: log ratios within ratios of 1 / (1 + eps) .. 1 + eps, eps .3",
+            advantage="group_mean",
+            terms=(
+                Term(
+                    gate="two_side",
+                    gate_low=1 - 1 / 1.3,
+                    gate_high=0.3,
+                    surrogate="log_ratio",
+                    aggregation="token_mean",
+                ),
+            ),
+        ),
+        Algorithm(
+            name="clip_cov",
+            source="Clip-Cov, arXiv 2505.22617: a few tokens of high covariance between credit and logprob sit out",
+            advantage="group_zscore",
+            terms=(Term(gate="covariance_band", surrogate="clipped", aggregation="token_mean"),),
         ),
     )
 }

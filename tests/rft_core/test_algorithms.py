@@ -106,7 +106,80 @@ ROWS_OF_THE_SPEC = {
     ),
     "pass_at_k": ("pass_at_k", "token", "none", "clipped", "token_mean", "old", {"clip_low": 0.2}),
     "gdpo": ("per_component", "token", "none", "clipped", "sequence_mean", "old", {"clip_low": 0.2}),
+    "opmd": ("log_mean_exp", "token", "none", "logprob", "token_mean", "old", {"tau": 1.0}),
+    "asymre": ("shifted_mean", "token", "none", "logprob", "token_mean", "old", {}),
+    "topr": (
+        "none",
+        "sequence_product",
+        "none",
+        "tapered",
+        "sequence_sum",
+        "behaviour",
+        {"taper_threshold": 0.0},
+    ),
+    "rec": ("group_mean", "token", "one_side", "logprob", "token_mean", "old", {"gate_low": 0.2, "gate_high": 0.2}),
+    "m2po": (
+        "group_zscore",
+        "token",
+        "second_moment",
+        "unclipped",
+        "token_mean",
+        "behaviour",
+        {"second_moment_limit": 0.04},
+    ),
+    "vespo": (
+        "group_zscore",
+        "sequence_product",
+        "none",
+        "gamma",
+        "sequence_sum",
+        "behaviour",
+        {
+            "gamma_shape_positive": 2.0,
+            "gamma_rate_positive": 3.0,
+            "gamma_shape_negative": 3.0,
+            "gamma_rate_negative": 2.0,
+        },
+    ),
+    "dppo_tv": (
+        "group_zscore",
+        "token",
+        "binary_tv",
+        "unclipped",
+        "token_mean",
+        "behaviour",
+        {"divergence_limit": 0.2},
+    ),
+    "dppo_kl": (
+        "group_zscore",
+        "token",
+        "binary_kl",
+        "unclipped",
+        "token_mean",
+        "behaviour",
+        {"divergence_limit": 0.05},
+    ),
+    "s_ppo": (
+        "group_mean",
+        "token",
+        "two_side",
+        "log_ratio",
+        "token_mean",
+        "old",
+        {"gate_low": 1 - 1 / 1.3, "gate_high": 0.3},
+    ),
+    "clip_cov": (
+        "group_zscore",
+        "token",
+        "covariance_band",
+        "clipped",
+        "token_mean",
+        "old",
+        {"covariance_low": 1.0, "covariance_high": 5.0, "covariance_share": 2e-4},
+    ),
 }
+# Off-policy by their own formula, so nothing corrects them unless the recipe says so.
+UNCORRECTED = {"opmd", "asymre", "topr", "rec", "m2po", "vespo", "dppo_tv", "dppo_kl"}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -118,6 +191,30 @@ def test_rows_are_those_of_the_spec(name):
     assert found == parts
     assert {field: getattr(term, field) for field in numbers} == numbers
     assert row.kl == (Kl(1e-5, "k2") if name == "reinforce_plus_plus_baseline" else Kl())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_objectives_that_are_off_policy_themselves_get_no_correction(name):
+    row = ALGORITHMS[name]
+    assert (row.correction.kind == "none") == (name in UNCORRECTED)
+    if name in UNCORRECTED:
+        assert "correct" in row.source or row.terms[0].anchor == "behaviour"
+    if name in ("opmd", "asymre", "rec"):
+        assert resolve(name=name, correction="truncate").correction.kind == "truncate"
+
+
+def test_tau_is_one_setting_for_baseline_and_loss():
+    opmd = resolve(name="opmd", tau=3.0)
+    assert opmd.terms[0].coefficient_at(1) == 0.25
+    assert ALGORITHMS["opmd"].terms[0].coefficient_at(1) == 0.5
+
+
+def test_options_of_rec():
+    options = {"surrogate": "ratio_logprob", "gate": "ring", "regularizer": "log_likelihood", "drop": "balance"}
+    rec = resolve(name="rec", **options, regularizer_coefficient=0.1)
+    term = rec.terms[0]
+    assert (term.surrogate, term.gate, term.regularizer_coefficient) == ("ratio_logprob", "ring", 0.1)
+    assert rec.needs_all_rows() and not ALGORITHMS["rec"].needs_all_rows()
 
 
 def test_scale_rl_divides_by_the_batch():

@@ -13,6 +13,7 @@ from rft_core.algorithms import ALGORITHMS
 from rft_core.config import AlgorithmSettings
 from rft_core.gates import GATES, STEP_GATES, StepTokens
 from rft_core.losses import AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, LEVELS, Rows, denominators_of, ratio_of
+from rft_core.objective import step_kept
 from rft_core.surrogates import LIKELIHOOD_SURROGATES, REGULARIZERS, SURROGATES, Tokens
 from rft_core.terms import STEP_GATES_READ_ALL, Correction, Term
 from tests.oracle import losses as oracle
@@ -240,6 +241,24 @@ LOSSES_BY_HAND = {
     "reinforce_plus_plus_baseline": (-UP - 1.2 + 0.8) / 3 + 1e-5 * 0.125,  # lp - ref = .5: k2 .125
     "pass_at_k": (-UP - 1.2 + 0.8) / 3,
     "gdpo": ((-UP - 1.2) / 2 + 0.8) / 2,
+    "opmd": 1 / 3 / 2,
+    "asymre": 1 / 3,
+    # 2 tokens of weight 1, and 1 of weight .741 from the ratio to the behaviour policy, over 2 rows
+    "topr": (2 - DOWN) / 2,
+    # .1 alone is inside: ratios up to 1.2 with A > 0, from .8 with A < 0
+    "rec": 1 / 3,
+    # Squares .01, .25, .09: means .01, .05 exceed .04 at the second, .09 being the smaller of the two
+    "m2po": -UP / 3,
+    # Row ratios e^.6 and e^-.3, weights rho^2 e^(3 (1 - rho)) and rho^3 e^(2 (1 - rho))
+    "vespo": (2 * math.exp(1.2 + 3 - 3 * math.exp(0.6)) - math.exp(-0.9 + 2 - 2 * DOWN)) / 2,
+    # Probabilities e^-1 = .368 from e^-1.1 = .333, e^-1.5 = .223 and e^-.7 = .497: none off by .2
+    "dppo_tv": (-UP - FAR + DOWN) / 3,
+    # KL of the second: .223 ln(.223 / .368) + .777 ln(.777 / .632) = .049; the third .034
+    "dppo_kl": (-UP - FAR + DOWN) / 3,
+    # -A (lp - old) of the first alone: .5 is above ln 1.3 = .262, -.3 below
+    "s_ppo": -0.1 / 3,
+    # Covariances with lp - mean lp = 0 are 0: nobody sits out
+    "clip_cov": (-UP - 1.2 + 0.8) / 3,
     # 4 sigmoid(rho - 1): 2.10507, 2.62689; 4 / 1.05 sigmoid(1.05 (rho - 1)): 1.64717
     "sapo": ((-2.1050741 - 2.6268890) / 2 + 1.6471680) / 2,
 }
@@ -249,7 +268,11 @@ LOSSES_BY_HAND = {
 def test_loss_of_each_algorithm_by_hand(name):
     old = [-1.1, -1.5, -0.7]
     given = {"rows": [0, 0, 1], "groups": [0, 0], "old_logprobs_T": old, "behaviour_logprobs_T": old}
-    batch = hand_batch([-1.0] * 3, [1.0, 1.0, -1.0], **given, reference_logprobs_T=[-1.5] * 3)
+    given |= {"reference_logprobs_T": [-1.5] * 3, "entropy_T": [1.0] * 3}
+    batch = hand_batch([-1.0] * 3, [1.0, 1.0, -1.0], **given)
+    if ALGORITHMS[name].step_gate is not None:
+        (kept,) = step_kept(ALGORITHMS[name], [batch], [torch.zeros(3, dtype=torch.float64)])
+        batch.step_kept_T = kept
     loss = ALGORITHMS[name].loss(batch, denominators_of([2, 1], [0, 0], 4), 1).loss.item()
     assert loss == pytest.approx(LOSSES_BY_HAND[name], rel=1e-5, abs=1e-6)
 
