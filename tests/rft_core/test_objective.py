@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rft_core.algorithms import ALGORITHMS
+from rft_core.algorithms import POLICY_GRADIENT_ALGORITHMS as ALGORITHMS
 from rft_core.errors import ContractError
 from rft_core.losses import AGGREGATIONS, denominators_of
 from rft_core.objective import finish_metrics, step_kept

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rft_core.algorithms import ALGORITHMS
+from rft_core.algorithms import POLICY_GRADIENT_ALGORITHMS as ALGORITHMS
 from tests.rft_core.trainer import Trainer, gradient
 from tests.rft_core.update_tables import tables
 from tests.tiny import make_tiny_model
