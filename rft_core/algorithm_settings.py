@@ -5,11 +5,13 @@ A setting that is null takes the row's value. One that nothing would read is ref
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from rft_core.settings import Settings
+from rft_core.settings import NOT_BLANK, Settings
+
+CUSTOM = {"path": "name", "advantage_path": "advantage", "surrogate_path": "surrogate"}  # path -> what it belongs to
 
 
 class AlgorithmSettings(Settings):
@@ -39,7 +41,14 @@ class AlgorithmSettings(Settings):
         "dppo_tv",
         "dppo_kl",
         "clip_cov",
-    ] = Field("grpo", description="A row of ALGORITHMS; its defaults fill what is null here.")
+        "custom",
+    ] = Field("grpo", description="A row of ALGORITHMS; its defaults fill what is null here. custom takes `path`.")
+    path: str | None = Field(
+        None,
+        pattern=NOT_BLANK,
+        description="name custom: module.function or FILE.py:function that gives an Algorithm.",
+        json_schema_extra={"execution": True},
+    )
 
     # Advantages
     advantage: (
@@ -56,9 +65,16 @@ class AlgorithmSettings(Settings):
             "shifted_mean",
             "group_mean_batch_whiten",
             "group_mean_rescaled",
+            "custom",
         ]
         | None
-    ) = Field(None, description="Overrides the row's advantage.")
+    ) = Field(None, description="Overrides the row's advantage. custom takes `advantage_path`.")
+    advantage_path: str | None = Field(
+        None,
+        pattern=NOT_BLANK,
+        description="advantage custom: module.function or FILE.py:function of (credits, settings).",
+        json_schema_extra={"execution": True},
+    )
     std_scope: Literal["group", "batch"] | None = Field(
         None, description="group_zscore: whose standard deviation divides; null takes the row's, group with most."
     )
@@ -142,9 +158,16 @@ class AlgorithmSettings(Settings):
             "tapered",
             "exp_advantage",
             "gamma",
+            "custom",
         ]
         | None
-    ) = Field(None, description="Overrides the surrogate.")
+    ) = Field(None, description="Overrides the surrogate. custom takes `surrogate_path`.")
+    surrogate_path: str | None = Field(
+        None,
+        pattern=NOT_BLANK,
+        description="surrogate custom: module.function or FILE.py:function of (tokens, term).",
+        json_schema_extra={"execution": True},
+    )
     clip_low: float | None = Field(None, ge=0, lt=1, description="Ratios below 1 - clip_low are clipped where A < 0.")
     clip_high: float | None = Field(None, ge=0, description="Ratios above 1 + clip_high are clipped where A > 0.")
     dual_clip: float | None = Field(
@@ -232,3 +255,17 @@ class AlgorithmSettings(Settings):
     correction_reduction: Literal["mean", "sum"] = Field(
         "mean", description="correction_level sequence: mean or sum of the log ratios; a sum explodes with length."
     )
+
+    @model_validator(mode="after")
+    def _paths_fit(self) -> Self:
+        for path, slot in CUSTOM.items():
+            if (getattr(self, slot) == "custom") != (getattr(self, path) is not None):
+                raise ValueError(
+                    f"{path} (module.function or FILE.py:function) goes with {slot}: custom, got {slot}: "
+                    f"{getattr(self, slot)} and {path}: {getattr(self, path)}"
+                )
+        return self
+
+    def paths(self) -> dict[str, str]:
+        """Where the user's own code is, by setting; empty without any."""
+        return {path: getattr(self, path) for path in CUSTOM if getattr(self, path) is not None}

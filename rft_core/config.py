@@ -177,6 +177,8 @@ class Recipe(Settings):
             )
         if self.algorithm.overlong_buffer_tokens > self.rollout.max_completion_tokens:
             raise ValueError("algorithm.overlong_buffer_tokens must be at most rollout.max_completion_tokens")
+        if self.algorithm.paths():
+            return self  # to look at a user's algorithm runs its code, which a run does when it starts
         from rft_core.resolve import check, resolve_algorithm  # it reads these settings
 
         algorithm = resolve_algorithm(self.algorithm)

@@ -80,7 +80,8 @@ def compute_advantages(
         components=joined.component_values(),
         component_weights=component_weights or {},
     )
-    advantage_N = ADVANTAGES[algorithm.advantage](credits, settings)
+    estimator = algorithm.advantage if callable(algorithm.advantage) else ADVANTAGES[algorithm.advantage]
+    advantage_N = estimator(credits, settings)
     num_flat = num_groups = 0
     for members in credits.groups():
         is_without_signal = is_flat(credits, members, algorithm.advantage, settings.spread_floor)

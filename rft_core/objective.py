@@ -140,7 +140,7 @@ def _policy_loss(
         loss_T = torch.where(is_kept_T, loss_T, torch.zeros_like(loss_T))
         sums |= {"gate_kept": (is_kept_T & rows.mask_T).sum(), "gate_tokens": rows.mask_T.sum()}
     if correction.kind != "none" and term.anchor != "behaviour":
-        from_current = term.surrogate in LIKELIHOOD_SURROGATES
+        from_current = term.surrogate in LIKELIHOOD_SURROGATES or getattr(term.surrogate, "is_likelihood", False)
         weight_T, weight_sums = _correction(correction, clean, rows, from_current)
         loss_T = loss_T * weight_T
         sums |= weight_sums

@@ -124,6 +124,8 @@ class Algorithm:
 
     @property
     def compares_groups(self) -> bool:
+        if callable(self.advantage):
+            return bool(getattr(self.advantage, "compares_groups", False))
         return self.advantage in GROUP_ESTIMATORS
 
     @property
@@ -162,3 +164,13 @@ class Algorithm:
         from rft_core.objective import loss_parts  # torch is loaded here, not when settings are checked
 
         return loss_parts(self, batch, denominators, step)
+
+
+@dataclass(frozen=True)
+class UserParts:
+    """What a recipe's paths name; None where it names nothing."""
+
+    row: Algorithm | None = None
+    advantage: Callable[..., Any] | None = None
+    surrogate: Callable[..., Any] | None = None
+    identity: dict[str, Any] = field(default_factory=dict)  # of the code, by setting

@@ -56,6 +56,7 @@ STAGE_SOURCES: dict[str, tuple[str, ...]] = {
         "rft_core/resolve.py",
         "rft_core/seeds.py",
         "rft_core/terms.py",
+        "rft_core/user_algorithm.py",
     ),
     "update": (
         "rft_core/algorithms.py",
@@ -73,6 +74,7 @@ STAGE_SOURCES: dict[str, tuple[str, ...]] = {
         "rft_core/terms.py",
         "rft_core/train_rows.py",
         "rft_core/update.py",
+        "rft_core/user_algorithm.py",
     ),
     "evaluation": ("rft_core/evaluation.py", "rft_core/seeds.py"),
 }

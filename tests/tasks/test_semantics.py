@@ -58,8 +58,22 @@ OF_ANOTHER_STAGE = {
     },
     "rollouts": {"rft_core.batching", "rft_core.kernels.token_logprob", "rft_core.data.prompts"},
     "rewards": {"rft_core.data.examples", "rft_core.data.faults", "rft_core.data.prompts"},
-    "advantages": {"rft_core.losses", "rft_core.objective"},
-    "update": {"rft_core.data.prompts"},
+    "advantages": {
+        "rft_core.gates",
+        "rft_core.losses",
+        "rft_core.objective",
+        "rft_core.rewards.plugin",
+        "rft_core.rewards.rows",
+        "rft_core.rewards.user_state",
+        "rft_core.surrogates",
+    },
+    "update": {
+        "rft_core.advantages",
+        "rft_core.data.prompts",
+        "rft_core.rewards.plugin",
+        "rft_core.rewards.rows",
+        "rft_core.rewards.user_state",
+    },
 }
 
 
