@@ -209,6 +209,15 @@ class AlgorithmSettings(Settings):
         "is zero on-policy.",
     )
     kl_importance: bool = Field(False, description="Multiplies the KL estimate by the ratio, for off-policy rows.")
+    kl_target: float | None = Field(
+        None,
+        gt=0,
+        description="Adapts kl_coefficient after each update so that the mean KL per token comes near this (0.1 is "
+        "usual); null keeps it fixed.",
+    )
+    kl_horizon: int = Field(
+        10000, ge=1, description="kl_target: rollouts over which the coefficient adapts; more is slower."
+    )
     entropy_coefficient: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
 
     # Which rows

@@ -44,6 +44,7 @@ def save_checkpoint(state: TrainState, folder: Path) -> None:
         "optimizer_step": state.optimizer_step,
         "skipped_in_a_row": state.skipped_in_a_row,
         "optimizer_num_steps": state.optimizer.num_steps,
+        "kl_coefficient": state.kl_coefficient,
         "lora": policy.adapter is not None,
     }
     (folder / "state.json").write_text(json.dumps(counters, indent=1, sort_keys=True) + "\n")
@@ -72,6 +73,7 @@ def load_checkpoint(state: TrainState, folder: Path) -> None:
         state.optimizer.restore(moments, counters["optimizer_num_steps"])
         state.optimizer_step = counters["optimizer_step"]
         state.skipped_in_a_row = counters["skipped_in_a_row"]
+        state.kl_coefficient = counters.get("kl_coefficient")  # absent before it could adapt
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelUnreadable(f"{folder} must hold a checkpoint of this model; reading it failed: {error}") from error
 

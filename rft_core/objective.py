@@ -267,6 +267,8 @@ def _kl_loss(algorithm: Algorithm, clean: CleanBatch, denominators: Denominators
         "kl_k3": torch.where(rows.mask_T, KL_ESTIMATORS["k3"](exact_T), torch.zeros_like(exact_T)).sum(),
         "kl_tokens": rows.mask_T.sum(),
     }
+    sums["kl_row_means"] = rows.mean_R(KL_ESTIMATORS["k3"](exact_T)).sum()
+    sums["kl_rows"] = (rows.length_R > 0).sum()
     loss_T = KL_ESTIMATORS[kl.estimator](difference_T.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
     if kl.importance:
         loss_T = loss_T * ratio_of(clean.logprobs_T - clean.old_T)

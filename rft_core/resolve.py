@@ -90,6 +90,8 @@ def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
             row.kl.coefficient if settings.kl_coefficient is None else settings.kl_coefficient,
             settings.kl_estimator or row.kl.estimator,
             settings.kl_importance or row.kl.importance,
+            row.kl.target if settings.kl_target is None else settings.kl_target,
+            settings.kl_horizon if _is_set(settings, "kl_horizon") else row.kl.horizon,
         ),
         entropy_coefficient=settings.entropy_coefficient or row.entropy_coefficient,
         correction=_correction(row, settings),
@@ -210,6 +212,10 @@ def _refuse_kl(algorithm: Algorithm, settings: AlgorithmSettings) -> None:
             f"algorithm.kl_estimator {kl.estimator} is refused in the loss: its expected gradient on-policy is zero; "
             "use k2 (KL of the policy to the reference) or k3"
         )
+    if kl.target is not None and kl.coefficient == 0:
+        raise SettingsError("algorithm.kl_target needs kl_coefficient above 0, from which it adapts")
+    if kl.target is None and _is_set(settings, "kl_horizon"):
+        raise SettingsError("algorithm.kl_horizon has no effect: kl_target is null")
     if kl.importance and kl.coefficient == 0:
         raise SettingsError("algorithm.kl_importance has no effect: kl_coefficient is 0")
     if kl.importance and kl.estimator != "k3":

@@ -92,6 +92,8 @@ class Kl:
     coefficient: float = 0.0
     estimator: str = "k3"
     importance: bool = False
+    target: float | None = None  # nats a token; given, the coefficient adapts after each update
+    horizon: int = 10000  # rollouts over which it does
 
 
 @dataclass(frozen=True)

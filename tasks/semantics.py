@@ -63,6 +63,7 @@ STAGE_SOURCES: dict[str, tuple[str, ...]] = {
         "rft_core/batching.py",
         "rft_core/gates.py",
         "rft_core/kernels/*.py",
+        "rft_core/kl_controller.py",
         "rft_core/losses.py",
         "rft_core/model_reading.py",
         "rft_core/objective.py",

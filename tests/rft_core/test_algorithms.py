@@ -277,6 +277,8 @@ NONSENSE = [
     ({"tau": 2.0}, "neither baseline log_mean_exp nor a term reads it"),
     ({"name": "gdpo", "reward_clip_high": 1.0}, "reads components, not their sum"),
     ({"name": "gdpo", "overlong_buffer_tokens": 10}, "reads components, not their sum"),
+    ({"kl_target": 0.1}, "kl_target needs kl_coefficient above 0"),
+    ({"kl_coefficient": 0.1, "kl_horizon": 5}, "kl_horizon has no effect"),
     ({"kl_importance": True}, "kl_coefficient is 0"),
     ({"kl_importance": True, "kl_coefficient": 0.1, "kl_estimator": "k2"}, "weighs k3"),
     ({"correction": "mask", "correction_low": 6.0}, "correction_low must be below"),

@@ -6,10 +6,15 @@ Splits are compared in float64, where nothing but the split differs. In float32 
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
+from data_contracts.refs import PolicyRef
 from rft_core.algorithms import ALGORITHMS
+from rft_core.checkpoint import load_checkpoint, save_checkpoint
+from rft_core.kl_controller import adapted_coefficient
 from tests.rft_core.trainer import Trainer, gradient
 from tests.rft_core.update_tables import tables
 from tests.tiny import make_tiny_model
@@ -87,3 +92,36 @@ def test_the_behaviour_policy_as_old_needs_no_pass_of_its_own(folder):
     (row,) = trainer.update(*tables(policy_id="other", behaviour=-5.0))
     assert {note for _, _, note in trainer.seen} == {"forward and backward"}
     assert row["effective_sample_size"] is None and row["ratio_max"] != 1.0
+
+
+def test_the_kl_coefficient_adapts_after_each_update(folder):
+    # 11 rollouts are trained, horizon 100. The first update's KL is 0 before its step: error -.2, so x (1 - .022).
+    adaptive = {"kl_coefficient": 0.1, "kl_target": 1e-6, "kl_horizon": 100}
+    trainer = Trainer(folder, adaptive)
+    (first,) = trainer.update(*tables())
+    (second,) = trainer.update(*tables(policy_id="next"), before=PolicyRef("next", 1))
+    (third,) = trainer.update(*tables(policy_id="last"), before=PolicyRef("last", 2))
+    found = [row["kl_coefficient"] for row in (first, second, third)]
+    # Then it is far above the target: error +.2.
+    assert found == pytest.approx([0.1, 0.1 * 0.978, 0.1 * 0.978 * 1.022])
+    assert second["kl"] > 1e-5
+    assert second["loss"] > second["policy_loss"]
+    (fixed,) = Trainer(folder, {"kl_coefficient": 0.1}).update(*tables())
+    assert (fixed["kl_coefficient"], fixed["loss"]) == (0.1, first["loss"])
+    assert Trainer(folder).update(*tables())[0]["kl_coefficient"] is None
+
+
+def test_an_adapted_kl_coefficient_is_in_the_checkpoint(folder, tmp_path):
+    adaptive = {"kl_coefficient": 0.1, "kl_target": 1e-6, "kl_horizon": 100}
+    trainer, resumed = Trainer(folder, adaptive), Trainer(folder, adaptive)
+    trainer.update(*tables())
+    save_checkpoint(trainer.state, tmp_path / "saved")
+    load_checkpoint(resumed.state, tmp_path / "saved")
+    again = [one.update(*tables(policy_id="next"), before=PolicyRef("next", 1)) for one in (trainer, resumed)]
+    assert again[0] == again[1]
+    assert resumed.state.kl_coefficient == trainer.state.kl_coefficient != 0.1
+
+
+def test_what_cannot_be_measured_leaves_the_coefficient():
+    for kl in (None, math.nan, math.inf):
+        assert adapted_coefficient(0.1, kl, 8, 0.1, 100) == 0.1

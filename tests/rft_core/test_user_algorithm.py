@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -191,6 +192,19 @@ def test_paths_are_taken_from_the_recipes_folder(tmp_path):
     relative["algorithm"]["advantage_path"] = "mine.py:half"
     with pytest.raises(SettingsError, match=r"algorithm.advantage_path must be an absolute path"):
         refuse_relative_paths(Recipe.model_validate(relative))
+
+
+def test_the_example_of_the_readme_works_and_is_short(tmp_path):
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    example = readme[readme.index("# mine.py\n") :]
+    example = example[: example.index("```")]
+    assert example.count("\n") <= 25
+    (tmp_path / "mine.py").write_text(example)
+    settings = AlgorithmSettings(name="custom", path=f"{tmp_path}/mine.py:row")
+    rows = [{"group": "g", "reward": value} for value in (4.0, 1.0, 0.0)]
+    assert compute_advantages(*tables(*rows), settings, 10, 0)[0]["advantage"].to_pylist() == [3.0, 0.0, -1.0]
+    part = AlgorithmSettings(name="gspo", advantage="custom", advantage_path=f"{tmp_path}/mine.py:above_median")
+    assert resolve_algorithm(part).terms == resolve_algorithm(AlgorithmSettings(name="gspo")).terms
 
 
 def test_credits_of_a_user_are_copies(code):
