@@ -23,6 +23,8 @@ REFUSED_KL_ESTIMATORS = frozenset({"k1"})
 
 RATIO_GATES = frozenset({"one_side", "two_side", "ring"})
 
+ANCHOR_GATES = RATIO_GATES | {"binary_tv", "binary_kl", "second_moment", "covariance_band"}
+
 # Setting -> (slot of the term, what must stand there to read it). Fields of Term have the same names.
 READ_BY: dict[str, tuple[str, frozenset[str]]] = {
     setting: (slot, frozenset(parts))
@@ -96,8 +98,9 @@ def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
         entropy_coefficient=settings.entropy_coefficient or row.entropy_coefficient,
         correction=_correction(row, settings),
     )
-    for term in algorithm.terms:
+    for before, term in zip(row.terms, algorithm.terms, strict=True):
         _refuse_term(term, settings)
+        _refuse_old_source(before, term, settings)
     _refuse_advantage(algorithm, settings)
     _refuse_rewards(settings)
     _refuse_kl(algorithm, settings)
@@ -151,6 +154,21 @@ def _refuse_term(term: Term, settings: AlgorithmSettings) -> None:
                 f"algorithm.{name} has no effect with {slot} {part}; it is read by {slot} " + " or ".join(sorted(parts))
             )
     _refuse_bounds(term)
+
+
+def _refuse_old_source(before: Term, term: Term, settings: AlgorithmSettings) -> None:
+    if settings.old_source != "behaviour" or term.rows != "own":
+        return
+    if before.anchor == "behaviour":
+        raise SettingsError(
+            "algorithm.old_source has no effect: this algorithm's ratio is to the behaviour policy anyway"
+        )
+    is_read = term.gate in ANCHOR_GATES or term.regularizer == "squared_log_ratio"
+    if term.surrogate in ("logprob", "exp_advantage") and not is_read:
+        raise SettingsError(
+            f"algorithm.old_source has no effect: surrogate {term.surrogate} uses no ratio; use correction none to "
+            "leave off-policy rows uncorrected"
+        )
 
 
 def _refuse_bounds(term: Term) -> None:
@@ -212,6 +230,8 @@ def _refuse_kl(algorithm: Algorithm, settings: AlgorithmSettings) -> None:
             f"algorithm.kl_estimator {kl.estimator} is refused in the loss: its expected gradient on-policy is zero; "
             "use k2 (KL of the policy to the reference) or k3"
         )
+    if settings.kl_estimator is not None and kl.coefficient == 0:
+        raise SettingsError("algorithm.kl_estimator has no effect: kl_coefficient is 0")
     if kl.target is not None and kl.coefficient == 0:
         raise SettingsError("algorithm.kl_target needs kl_coefficient above 0, from which it adapts")
     if kl.target is None and _is_set(settings, "kl_horizon"):

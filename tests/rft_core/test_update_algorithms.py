@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,8 +16,9 @@ from data_contracts.refs import PolicyRef
 from rft_core.algorithms import ALGORITHMS
 from rft_core.checkpoint import load_checkpoint, save_checkpoint
 from rft_core.kl_controller import adapted_coefficient
+from rft_core.train_rows import train_rows
 from tests.rft_core.trainer import Trainer, gradient
-from tests.rft_core.update_tables import tables
+from tests.rft_core.update_tables import ROOT, tables
 from tests.tiny import make_tiny_model
 
 # Slots that look at more than one token: each must see whole rows, or the whole step.
@@ -74,6 +76,28 @@ def test_gradient_does_not_depend_on_the_split(folder, name, is_off_policy):
         assert (whole - part).abs().max() <= 1e-6 * whole.abs().max()
         for column, value in row.items():
             assert other[column] == (pytest.approx(value, rel=1e-6, abs=1e-7) if isinstance(value, float) else value)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_rewarded_completions_become_likelier(folder, name):
+    """Five updates on fixed rollouts: the mean logprob of rows of A > 0 rises against that of rows of A < 0."""
+    rollouts, advantages = tables(behaviour=-5.0)
+    trainer = Trainer(folder, {"name": name}, learning_rate=5e-3)
+    rows = [row for row in train_rows(rollouts, advantages, ROOT) if row.num_trained_tokens and row.has_signal]
+
+    def gap() -> float:
+        means = {1.0: [], -1.0: []}
+        with torch.no_grad():
+            for batch in trainer.state.policy.micro_batches(rows, 1000):
+                parts = trainer.state.policy.token_logprobs(batch, 1.0)[0].split(batch.lengths)
+                for index, part in zip(batch.row_indices, parts, strict=True):
+                    means[float(np.sign(rows[index].advantages[0]))].append(float(part.mean()))
+        return float(np.mean(means[1.0]) - np.mean(means[-1.0]))
+
+    before = gap()
+    for _ in range(5):
+        trainer.update(rollouts, advantages)
+    assert gap() - before > 0.5
 
 
 def test_a_gate_over_the_whole_step_is_decided_anew_before_each_optimizer_step(folder):
