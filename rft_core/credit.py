@@ -75,6 +75,7 @@ def compute_advantages(
         final_N,
         joined.group_N,
         is_counted_N,
+        is_masked_N=is_counted_N & (np.array(reasons, dtype=object) != "none"),
         length_N=joined.num_tokens_N,
         draw_N=_draws(joined, seed) if settings.drop != "none" else None,
         components=joined.component_values(),

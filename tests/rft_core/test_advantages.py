@@ -29,10 +29,10 @@ def credits_of(rewards, groups, lengths=None, draws=None, components=None) -> Cr
         values,
         np.array(groups, dtype=np.int64),
         ~np.isnan(values),
-        np.array(lengths or [1] * len(values)),
-        np.array(draws or [0.0] * len(values)),
-        scores,
-        WEIGHTS,
+        length_N=np.array(lengths or [1] * len(values)),
+        draw_N=np.array(draws or [0.0] * len(values)),
+        components=scores,
+        component_weights=WEIGHTS,
     )
 
 

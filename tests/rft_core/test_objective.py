@@ -153,8 +153,8 @@ def test_a_behaviour_anchor_is_used_and_required():
 
 
 def test_a_correction_starts_where_the_gradient_holds_no_ratio_from_the_current_policy():
-    # lp -1, old -1.2, behaviour -1.5, A = 1. clipped: -e^.2 (held at 1.2) x old / behaviour e^.3. capped: -w lp = e^.2, x
-    # current / behaviour e^.5.
+    # lp -1, old -1.2, behaviour -1.5, A = 1. clipped: -e^.2, held at 1.2, x old / behaviour e^.3. capped: -w lp = e^.2,
+    # x current / behaviour e^.5.
     batch = hand_batch([-1.0], [1.0], off_policy=True, old_logprobs_T=[-1.2], behaviour_logprobs_T=[-1.5])
     over = denominators_of([1], [0], 8)
     assert loss_of(algorithm_of({}), batch, over) == pytest.approx(-1.2 * math.exp(0.3))
