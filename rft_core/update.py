@@ -23,8 +23,9 @@ from data_contracts.schemas import UPDATES
 from rft_core.batching import MicroBatch, TrainRow
 from rft_core.config import AlgorithmSettings, RolloutSettings, TrainingSettings
 from rft_core.errors import TrainingDiverged
+from rft_core.kl_controller import adapted_coefficient
 from rft_core.losses import ROW_KINDS, Denominators, LossBatch, denominators_of
-from rft_core.objective import finish_metrics, step_kept
+from rft_core.objective import finish_metrics, merge_sums, step_kept
 from rft_core.optimizer import Optimizer, learning_rate
 from rft_core.policy import Policy, Scorer
 from rft_core.preference_step import (
@@ -38,7 +39,7 @@ from rft_core.preference_step import (
 )
 from rft_core.resolve import check, resolve_algorithm
 from rft_core.seeds import derive, permutation, uniforms
-from rft_core.terms import Algorithm
+from rft_core.terms import Algorithm, Kl
 from rft_core.train_rows import train_rows
 
 Progress = Callable[[int, int, str], None]
@@ -59,6 +60,7 @@ class TrainState:
     skipped_in_a_row: int = 0  # for a non-finite loss or gradient
     shift: RunningShift = field(default_factory=RunningShift)
     scores: ScoreStatistics = field(default_factory=ScoreStatistics)
+    kl_coefficient: float | None = None  # where it adapts, after the first update: that of the next one
 
     @classmethod
     def start(cls, policy: Policy) -> TrainState:
@@ -120,7 +122,7 @@ def update_policy(
     TrainingDiverged after too many non-finite steps in a row; a step that is skipped leaves no trace in weights and
     moments.
     """
-    row_of_table = resolve_algorithm(algorithm)
+    row_of_table = _with_adapted_kl(resolve_algorithm(algorithm), state)
     check(row_of_table, training)
     rows = train_rows(rollouts, advantages, before, row_of_table.positions)
     version = before.version + 1
@@ -133,8 +135,26 @@ def update_policy(
     update = _Update(row_of_table, training, rollout.temperature, version, total_steps, counter, seed)
     scorers = {"old": state.policy if needs_old else None, "reference": reference if needs_reference else None}
     scores = Scores(**{name: _score(scorer, plan[:num_passes], update, name) for name, scorer in scorers.items()})
-    made = [_optimizer_step(state, mini_batch, scores, update) for mini_batch in plan]
+    steps = [_optimizer_step(state, mini_batch, scores, update) for mini_batch in plan]
+    made = [row for row, _ in steps]
+    if row_of_table.kl.target is not None:
+        num_rollouts = len({row.rollout_id for row in rows if row.num_trained_tokens})
+        sums = merge_sums(sums for _, of_step in steps for sums in of_step)
+        state.kl_coefficient = _next_kl_coefficient(row_of_table.kl, sums, num_rollouts)
     return pa.Table.from_pylist(made, schema=UPDATES.schema)
+
+
+def _with_adapted_kl(algorithm: Algorithm, state: TrainState) -> Algorithm:
+    if algorithm.kl.target is None or state.kl_coefficient is None:
+        return algorithm
+    return replace(algorithm, kl=replace(algorithm.kl, coefficient=state.kl_coefficient))
+
+
+def _next_kl_coefficient(kl: Kl, sums: dict[str, float], num_rollouts: int) -> float:
+    """From the mean over rows of their token mean, over all passes of the update."""
+    assert kl.target is not None, "only an adaptive coefficient has a next one"
+    mean = sums["kl_row_means"] / sums["kl_rows"] if sums.get("kl_rows") else None
+    return adapted_coefficient(kl.coefficient, mean, num_rollouts, kl.target, kl.horizon)
 
 
 def _plan(
@@ -199,8 +219,10 @@ def _score(scorer: Scorer | None, plan: Sequence[MiniBatch], update: _Update, na
     return scored
 
 
-def _optimizer_step(state: TrainState, mini_batch: MiniBatch, scores: Scores, update: _Update) -> dict[str, Any]:
-    """Accumulate the gradient of a mini-batch, then step or skip; gives the row of `updates`."""
+def _optimizer_step(
+    state: TrainState, mini_batch: MiniBatch, scores: Scores, update: _Update
+) -> tuple[dict[str, Any], list[dict[str, float]]]:
+    """Accumulate the gradient of a mini-batch, then step or skip; gives the row of `updates` and the sums behind it."""
     state.optimizer_step += 1
     rate = learning_rate(update.training, state.optimizer_step, update.total_optimizer_steps)
     optimizer = state.optimizer
@@ -229,11 +251,12 @@ def _optimizer_step(state: TrainState, mini_batch: MiniBatch, scores: Scores, up
         "trained_tokens": sum(row.num_trained_tokens for row in trained),
         "off_policy_rows": sum(row.is_off_policy for row in trained),
         "forward_rows": len(mini_batch.forward_rows),
+        "kl_coefficient": update.algorithm.kl.coefficient if update.algorithm.needs_reference else None,
         "skipped": skipped,
     }
     if skipped in (NON_FINITE_LOSS, NON_FINITE_GRADIENT):
         _count_skipped(state, update, made)
-    return made
+    return made, sums
 
 
 def _step_gate(

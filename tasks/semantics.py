@@ -60,12 +60,14 @@ STAGE_SOURCES: dict[str, tuple[str, ...]] = {
         "rft_core/resolve.py",
         "rft_core/seeds.py",
         "rft_core/terms.py",
+        "rft_core/user_algorithm.py",
     ),
     "update": (
         "rft_core/algorithms.py",
         "rft_core/batching.py",
         "rft_core/gates.py",
         "rft_core/kernels/*.py",
+        "rft_core/kl_controller.py",
         "rft_core/losses.py",
         "rft_core/model_reading.py",
         "rft_core/objective.py",
@@ -83,6 +85,7 @@ STAGE_SOURCES: dict[str, tuple[str, ...]] = {
         "rft_core/terms.py",
         "rft_core/train_rows.py",
         "rft_core/update.py",
+        "rft_core/user_algorithm.py",
     ),
     "evaluation": ("rft_core/evaluation.py", "rft_core/seeds.py"),
     "given": (
