@@ -20,11 +20,12 @@ from torch import Tensor
 
 from data_contracts.refs import PolicyRef
 from data_contracts.schemas import UPDATES
-from rft_core.batching import MicroBatch, TrainRow
+from rft_core.batching import MicroBatch
 from rft_core.config import AlgorithmSettings, RolloutSettings, TrainingSettings
 from rft_core.errors import TrainingDiverged
 from rft_core.kl_controller import adapted_coefficient
-from rft_core.losses import ROW_KINDS, Denominators, LossBatch, denominators_of
+from rft_core.losses import ROW_KINDS, LossBatch
+from rft_core.mini_batches import MiniBatch, plan_mini_batches
 from rft_core.objective import finish_metrics, merge_sums, step_kept
 from rft_core.optimizer import Optimizer, learning_rate
 from rft_core.policy import Policy, Scorer
@@ -34,11 +35,10 @@ from rft_core.preference_step import (
     RunningShift,
     ScoreStatistics,
     mean_log_ratio,
-    mismatched_rows,
     preference_gradient,
 )
 from rft_core.resolve import check, resolve_algorithm
-from rft_core.seeds import derive, permutation, uniforms
+from rft_core.seeds import derive, uniforms
 from rft_core.terms import Algorithm, Kl
 from rft_core.train_rows import train_rows
 
@@ -65,18 +65,6 @@ class TrainState:
     @classmethod
     def start(cls, policy: Policy) -> TrainState:
         return cls(policy, Optimizer.over(policy))
-
-
-@dataclass(frozen=True)
-class MiniBatch:
-    """The rows of one optimizer step; `forward_rows` are those whose logprobs its loss reads."""
-
-    rows: list[TrainRow]
-    forward_rows: list[TrainRow]
-    micro_batches: list[MicroBatch]  # of forward_rows
-    group_numbers: dict[str, int]
-    denominators: Denominators
-    mismatched: MiniBatch | None = None  # kto: the same completions behind other prompts
 
 
 @dataclass(frozen=True)
@@ -127,7 +115,7 @@ def update_policy(
     rows = train_rows(rollouts, advantages, before, row_of_table.positions)
     version = before.version + 1
     seed = derive(seed, "update", version)
-    plan = _plan(state.policy, rows, row_of_table, training, rollout.max_completion_tokens, seed)
+    plan = plan_mini_batches(state.policy, rows, row_of_table, training, rollout.max_completion_tokens, seed)
     num_passes = len(plan) // training.epochs
     is_behind = len(plan) > 1 or any(row.is_off_policy and row.num_trained_tokens for row in rows)
     needs_old, needs_reference = is_behind and row_of_table.needs_old, row_of_table.needs_reference
@@ -157,52 +145,6 @@ def _next_kl_coefficient(kl: Kl, sums: dict[str, float], num_rollouts: int) -> f
     return adapted_coefficient(kl.coefficient, mean, num_rollouts, kl.target, kl.horizon)
 
 
-def _plan(
-    policy: Policy,
-    rows: list[TrainRow],
-    algorithm: Algorithm,
-    training: TrainingSettings,
-    max_completion_tokens: int,
-    seed: int,
-) -> list[MiniBatch]:
-    """Every epoch's mini-batches: whole groups, in an order drawn anew each epoch. Some are empty where groups are few,
-    so that the number of optimizer steps is known beforehand."""
-    groups: dict[str, list[TrainRow]] = {}
-    for row in rows:
-        groups.setdefault(row.group_id, []).append(row)
-    plan = []
-    for epoch in range(training.epochs):
-        order = permutation(derive(seed, epoch), len(groups))
-        names = list(groups)
-        for part in np.array_split(order, training.mini_batches):
-            # Inside a mini-batch rows keep the table's order: only membership is drawn.
-            chosen = [row for index in sorted(part) for row in groups[names[index]]]
-            plan.append(_mini_batch(policy, chosen, algorithm, training.micro_batch_tokens, max_completion_tokens))
-    return plan
-
-
-def _mini_batch(
-    policy: Policy, rows: list[TrainRow], algorithm: Algorithm, token_budget: int, max_completion_tokens: int
-) -> MiniBatch:
-    needs_all = algorithm.needs_all_rows()
-    forward_rows = [row for row in rows if row.num_trained_tokens and (needs_all or row.has_signal)]
-    numbers = {group: number for number, group in enumerate(dict.fromkeys(row.group_id for row in rows))}
-    denominators = denominators_of(
-        [row.num_trained_tokens for row in rows],
-        [numbers[row.group_id] for row in rows],
-        max_completion_tokens,
-        [row.weight for row in rows],
-        [row.term for row in rows],
-    )
-    batches = policy.micro_batches(forward_rows, token_budget)
-    made = MiniBatch(rows, forward_rows, batches, numbers, denominators)
-    if algorithm.preference is None or not algorithm.preference.uses("kto") or not forward_rows:
-        return made
-    others = mismatched_rows(forward_rows)
-    batches = policy.micro_batches(others, token_budget)
-    return replace(made, mismatched=MiniBatch(others, others, batches, numbers, denominators))
-
-
 def _score(scorer: Scorer | None, plan: Sequence[MiniBatch], update: _Update, name: str) -> Logprobs | None:
     """Logprobs by the weights of now, in the very micro-batches that train: on-policy ratios are exactly 1 at first."""
     if scorer is None:
@@ -213,7 +155,7 @@ def _score(scorer: Scorer | None, plan: Sequence[MiniBatch], update: _Update, na
         for mini_batch in plan:
             for batch in mini_batch.micro_batches:
                 logprobs_T, _ = scorer.token_logprobs(batch, update.temperature)
-                rows = _rows_of(mini_batch, batch)
+                rows = mini_batch.rows_of(batch)
                 scored |= {row.key: part for row, part in zip(rows, logprobs_T.split(batch.lengths), strict=True)}
                 update.advance(f"{name} logprobs")
     return scored
@@ -270,14 +212,14 @@ def _step_gate(
         for batch in mini_batch.micro_batches:
             logprobs_T, entropy_T = state.policy.token_logprobs(batch, update.temperature)
             batches.append(_loss_batch(mini_batch, batch, scores, logprobs_T, entropy_T))
-            rows = _rows_of(mini_batch, batch)
+            rows = mini_batch.rows_of(batch)
             seeds = [derive(update.seed, "gate", state.optimizer_step, *row.key) for row in rows]
             numbers = [uniforms(seed, length) for seed, length in zip(seeds, batch.lengths, strict=True)]
             draws.append(torch.from_numpy(np.concatenate(numbers)).to(logprobs_T.device))
             update.advance("gate over the whole step")
     kept = {}
     for batch, kept_T in zip(mini_batch.micro_batches, step_kept(update.algorithm, batches, draws), strict=True):
-        rows = _rows_of(mini_batch, batch)
+        rows = mini_batch.rows_of(batch)
         kept |= {row.key: part for row, part in zip(rows, kept_T.split(batch.lengths), strict=True)}
     return kept
 
@@ -315,7 +257,7 @@ def _accumulate(
             break
         differentiated = parts.loss
         if preferred is not None:
-            coefficients = [preferred.coefficients[row.key] for row in _rows_of(mini_batch, batch)]
+            coefficients = [preferred.coefficients[row.key] for row in mini_batch.rows_of(batch)]
             slope_T = torch.cat(coefficients).to(logprobs_T.device)
             differentiated = differentiated + torch.where(slope_T != 0, slope_T * logprobs_T, 0.0).sum()
         differentiated.backward()
@@ -326,7 +268,7 @@ def _accumulate(
 def _loss_batch(
     mini_batch: MiniBatch, batch: MicroBatch, scores: Scores, logprobs_T: Tensor, entropy_T: Tensor | None
 ) -> LossBatch:
-    rows = _rows_of(mini_batch, batch)
+    rows = mini_batch.rows_of(batch)
     device = logprobs_T.device
 
     def flat(parts: list[np.ndarray]) -> Tensor:
@@ -358,10 +300,6 @@ def _loss_batch(
         group_R=per_row([mini_batch.group_numbers[row.group_id] for row in rows], torch.int64),
         term_R=per_row([ROW_KINDS.index(row.term) for row in rows], torch.int64),
     )
-
-
-def _rows_of(mini_batch: MiniBatch, batch: MicroBatch) -> list[TrainRow]:
-    return [mini_batch.forward_rows[index] for index in batch.row_indices]
 
 
 def _reason_to_skip(mini_batch: MiniBatch, loss: float, norm: float) -> str | None:

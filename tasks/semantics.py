@@ -69,6 +69,7 @@ STAGE_SOURCES: dict[str, tuple[str, ...]] = {
         "rft_core/kernels/*.py",
         "rft_core/kl_controller.py",
         "rft_core/losses.py",
+        "rft_core/mini_batches.py",
         "rft_core/model_reading.py",
         "rft_core/objective.py",
         "rft_core/offline_algorithms.py",

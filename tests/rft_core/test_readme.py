@@ -12,6 +12,7 @@ from rft_core.advantages import ADVANTAGES
 from rft_core.algorithms import ALGORITHMS
 from rft_core.gates import GATES, STEP_GATES
 from rft_core.losses import AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, LEVELS
+from rft_core.preference import PREFERENCE_LOSSES
 from rft_core.surrogates import REGULARIZERS, SURROGATES
 
 FOLDER = Path(__file__).parents[2] / "rft_core"
@@ -26,6 +27,7 @@ TABLES = {
     "regularizers": REGULARIZERS,
     "corrections": CORRECTIONS,
     "KL estimators": KL_ESTIMATORS,
+    "preference losses": PREFERENCE_LOSSES,
 }
 
 
@@ -45,7 +47,8 @@ def test_links_lead_to_what_they_name():
             continue
         tree = names.setdefault(target, ast.parse(file.read_text()))
         defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-        defined |= {target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets}
+        assigned = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+        defined |= {target.id for target in assigned if isinstance(target, ast.Name)}
         assert text in defined, f"{text} in {target}"
 
 
