@@ -156,6 +156,7 @@ def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
         _refuse_term(term, settings)
     if not algorithm.has_ratio:
         _refuse_term_overrides(algorithm, overrides)
+    _refuse_unread(algorithm, settings)
     _refuse_rest(algorithm, settings)
     return algorithm
 
@@ -166,6 +167,24 @@ def _refuse_term_overrides(algorithm: Algorithm, overrides: dict[str, Any]) -> N
             raise SettingsError(
                 f"algorithm.{name} has no effect: {algorithm.name} takes no ratio of its completions to an older policy"
             )
+
+
+def _refuse_unread(algorithm: Algorithm, settings: AlgorithmSettings) -> None:
+    """Credit and corrections that only sampled completions have, changed where none are compared."""
+    reasons = {
+        "takes no ratio of its completions to an older policy": () if algorithm.has_ratio else _RATIO_SETTINGS,
+        "makes pairs of rewards": _CREDIT_SETTINGS if algorithm.preference is not None else (),
+        "trains on completions that the data gives": () if algorithm.samples else _CREDIT_SETTINGS + _SAMPLE_SETTINGS,
+    }
+    for reason, names in reasons.items():
+        for name in names:
+            if getattr(settings, name) != type(settings).model_fields[name].default:
+                raise SettingsError(f"algorithm.{name} has no effect: {algorithm.name} {reason}")
+    if algorithm.preference is not None and algorithm.kl.coefficient > 0:
+        raise SettingsError(
+            f"algorithm.kl_coefficient must be 0 for {algorithm.name}, got {algorithm.kl.coefficient:g}: what holds it "
+            "to the reference is part of its losses"
+        )
 
 
 def _given_term(term: Term, settings: AlgorithmSettings) -> Term:
@@ -246,6 +265,19 @@ def check(algorithm: Algorithm, training: TrainingSettings) -> None:
 _ROW_OVERRIDES = ("level", "gate", "surrogate", "aggregation", "clip_low", "clip_high", "dual_clip")
 
 _GATE_BOUNDS = ("gate_low", "gate_high", "gate_low_outer", "gate_high_outer")
+
+# Which settings are read by what.
+_RATIO_SETTINGS = (
+    "correction",
+    "correction_cap",
+    "correction_low",
+    "correction_high",
+    "correction_level",
+    "correction_reduction",
+    "kl_importance",
+)
+_CREDIT_SETTINGS = ("advantage", "std_scope", "std_ddof", "std_epsilon", "spread_floor")
+_SAMPLE_SETTINGS = ("truncated", "min_group_size", "overlong_buffer_tokens", "max_staleness")
 
 _CORRECTION_LEVELS = {"mean": "sequence_geometric", "sum": "sequence_product"}
 

@@ -74,7 +74,7 @@ class RolloutSettings(Settings):
 class PreferenceSettings(Settings):
     """Null takes the value of the algorithm's row."""
 
-    losses: dict[str, float] | None = Field(
+    losses: dict[str, Annotated[float, Field(ge=0)]] | None = Field(
         None, min_length=1, description="Losses and their weights, e.g. {dpo: 0.8, nll: 0.2}."
     )
     beta: float | None = Field(None, gt=0, description="Scale of the margin.")

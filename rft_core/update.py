@@ -128,7 +128,7 @@ def update_policy(
         len(plan) > 1 or any(row.is_off_policy and row.num_trained_tokens for row in rows)
     )
     needs_reference = row_of_table.needs_reference
-    counter = _counter(plan, num_passes, needs_old + needs_reference, progress)
+    counter = _counter(plan, num_passes, needs_old + needs_reference, row_of_table.preference is not None, progress)
     update = _Update(row_of_table, training, rollout.temperature, version, total_steps, counter)
     scorers = {"old": state.policy if needs_old else None, "reference": reference if needs_reference else None}
     scores = Scores(**{name: _score(scorer, plan[:num_passes], update, name) for name, scorer in scorers.items()})
@@ -149,6 +149,10 @@ def _plan(
     groups: dict[str, list[TrainRow]] = {}
     for row in rows:
         groups.setdefault(row.group_id, []).append(row)
+    trained = [row for row in rows if row.num_trained_tokens]
+    # Partners come from the whole step: the same in every epoch, whatever mini-batch a row falls into.
+    needs_mismatched = algorithm.preference is not None and algorithm.preference.uses("kto")
+    mismatched = mismatched_rows(trained) if needs_mismatched else {}
     plan = []
     for epoch in range(training.epochs):
         order = permutation(derive(seed, epoch), len(groups))
@@ -156,7 +160,8 @@ def _plan(
         for part in np.array_split(order, training.mini_batches):
             # Inside a mini-batch rows keep the table's order: only membership is drawn.
             chosen = [row for index in sorted(part) for row in groups[names[index]]]
-            plan.append(_mini_batch(policy, chosen, algorithm, training.micro_batch_tokens, max_completion_tokens))
+            made = _mini_batch(policy, chosen, algorithm, training.micro_batch_tokens, max_completion_tokens)
+            plan.append(_with_mismatched(made, mismatched, policy, training.micro_batch_tokens))
     return plan
 
 
@@ -174,12 +179,17 @@ def _mini_batch(
         [row.term for row in rows],
     )
     batches = policy.micro_batches(forward_rows, token_budget)
-    made = MiniBatch(rows, forward_rows, batches, numbers, denominators)
-    if algorithm.preference is None or not algorithm.preference.uses("kto") or not forward_rows:
+    return MiniBatch(rows, forward_rows, batches, numbers, denominators)
+
+
+def _with_mismatched(
+    made: MiniBatch, mismatched: dict[tuple[str, int], TrainRow], policy: Policy, token_budget: int
+) -> MiniBatch:
+    if not mismatched:
         return made
-    others = mismatched_rows(forward_rows)
+    others = [mismatched[row.key] for row in made.forward_rows]
     batches = policy.micro_batches(others, token_budget)
-    return replace(made, mismatched=MiniBatch(others, others, batches, numbers, denominators))
+    return replace(made, mismatched=replace(made, rows=others, forward_rows=others, micro_batches=batches))
 
 
 def _score(scorer: Scorer | None, plan: Sequence[MiniBatch], update: _Update, name: str) -> Logprobs | None:
@@ -187,9 +197,8 @@ def _score(scorer: Scorer | None, plan: Sequence[MiniBatch], update: _Update, na
     if scorer is None:
         return None
     scored = {}
-    plan = [part for mini_batch in plan for part in (mini_batch, mini_batch.mismatched) if part is not None]
     with torch.no_grad():
-        for mini_batch in plan:
+        for mini_batch in (part for whole in plan for part in _parts(whole)):
             for batch in mini_batch.micro_batches:
                 logprobs_T, _ = scorer.token_logprobs(batch, update.temperature)
                 rows = _rows_of(mini_batch, batch)
@@ -337,11 +346,13 @@ def _count_skipped(state: TrainState, update: _Update, made: dict[str, Any]) -> 
 
 
 def _counter(
-    plan: list[MiniBatch], num_passes: int, num_scorers: int, progress: Progress | None
+    plan: list[MiniBatch], num_passes: int, num_scorers: int, has_preference: bool, progress: Progress | None
 ) -> Callable[[str], None]:
     """A function that counts micro-batches, of all passes, and reports each."""
-    sizes = [len(mini_batch.micro_batches) for mini_batch in plan]
-    total, done = sum(sizes) + num_scorers * sum(sizes[:num_passes]), 0
+    trained = [len(mini_batch.micro_batches) for mini_batch in plan]
+    scored = [sum(len(part.micro_batches) for part in _parts(mini_batch)) for mini_batch in plan]
+    total = sum(trained) + num_scorers * sum(scored[:num_passes]) + has_preference * sum(scored)
+    done = 0
 
     def advance(note: str) -> None:
         nonlocal done
@@ -350,3 +361,8 @@ def _counter(
             progress(done, total, note)
 
     return advance
+
+
+def _parts(mini_batch: MiniBatch) -> list[MiniBatch]:
+    """What is scored: the rows, and for kto also behind other prompts."""
+    return [mini_batch] if mini_batch.mismatched is None else [mini_batch, mini_batch.mismatched]
