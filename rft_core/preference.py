@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DISCOPOP_TEMPERATURE = 0.05
 LARGEST_AVERAGE = -1e-10  # of a logprob: at 0 the odds p / (1 - p) have no logarithm
-MAX_EXPONENT = 20.0  # of a log-ratio: beyond it there is no pull, as everywhere in `losses`
+MAX_EXPONENT = 20.0  # of a log-ratio or average: beyond it there is no pull, as everywhere in `losses`
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,8 @@ def simpo(chosen: Side, rejected: Side, settings: Preference, step: StepStatisti
     reward of AlphaPO, (1 - p^-alpha) / alpha, takes the place of log p (arXiv 2501.03884)."""
     c, j = chosen.average, rejected.average
     if settings.alpha_reward:
-        c, j = (-torch.expm1(-settings.alpha_reward * side) / settings.alpha_reward for side in (c, j))
+        exponents = ((-settings.alpha_reward * side).clamp(max=MAX_EXPONENT) for side in (c, j))
+        c, j = (-torch.expm1(exponent) / settings.alpha_reward for exponent in exponents)
     return _smoothed(settings.beta * (c - j) - settings.gamma, settings)
 
 

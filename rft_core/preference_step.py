@@ -28,7 +28,7 @@ MISMATCHED = "~mismatched"  # ends the id of a completion behind another prompt 
 
 @dataclass(frozen=True)
 class RunningShift:
-    """bco's shift: the mean of all rewards of the run so far, each counted by its row's weight. Part of a checkpoint."""
+    """bco's shift: the mean of all rewards of the run so far, by their rows' weights. Part of a checkpoint."""
 
     mean: float = 0.0
     count: float = 0.0
