@@ -1,21 +1,23 @@
 """Every setting of a recipe. Importable without torch.
 
 One model is the recipe's schema, the flow's parameter, the command line's `--set` and the form in the UI. The settings
-of data are in data/settings.py, those of rewards in rewards/settings.py.
+of data are in data/settings.py, those of rewards in rewards/settings.py, those of algorithms in algorithm_settings.py.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from rft_core.algorithm_settings import AlgorithmSettings
 from rft_core.data.settings import DataSettings
 from rft_core.rewards.settings import RewardSettings
 from rft_core.settings import NOT_BLANK, Settings, execution
 
 if TYPE_CHECKING:
-    from rft_core.algorithms import Algorithm
+    from rft_core.terms import Algorithm
 
 MIN_TEMPERATURE = 1e-3  # below, logits / temperature leave float32; 0 itself means greedy
 
@@ -68,126 +70,6 @@ class RolloutSettings(Settings):
     )
     script: str | None = Field(
         None, pattern=NOT_BLANK, description="Completions for the scripted engine: a JSON file. For tests."
-    )
-
-
-class PreferenceSettings(Settings):
-    """Null takes the value of the algorithm's row."""
-
-    losses: dict[str, Annotated[float, Field(ge=0)]] | None = Field(
-        None, min_length=1, description="Losses and their weights, e.g. {dpo: 0.8, nll: 0.2}."
-    )
-    beta: float | None = Field(None, gt=0, description="Scale of the margin.")
-    label_smoothing: float | None = Field(None, ge=0, lt=1, description="Chance that a label is wrong.")
-    length_normalised: bool | None = Field(None, description="ipo: averages over tokens instead of sums.")
-    divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] | None = Field(
-        None, description="dpo: what holds the policy to the reference."
-    )
-    divergence_alpha: float | None = Field(None, gt=0, description="divergence alpha: its parameter.")
-    tail_weight: float | None = Field(
-        None, ge=0, le=1, description="Weight of tokens beyond the shorter completion of the pair (LD-DPO); 1 is off."
-    )
-    gamma: float | None = Field(None, ge=0, description="simpo: margin that chosen must win by.")
-    alpha: float | None = Field(None, ge=0, description="cpo: weight of the NLL of chosen.")
-    alpha_reward: float | None = Field(None, ge=0, description="simpo: AlphaPO's alpha; 0 is log p.")
-    desirable_weight: float | None = Field(None, ge=0, description="Weight of completions labelled true.")
-    undesirable_weight: float | None = Field(None, ge=0, description="Weight of completions labelled false.")
-    centring: float | None = Field(None, ge=0, description="reward_model: pulls the two scores of a pair around 0.")
-    running_shift: bool | None = Field(None, description="bco: rewards minus their running mean.")
-
-
-class AlgorithmSettings(Settings):
-    name: Literal[
-        "grpo",
-        "dr_grpo",
-        "sft",
-        "dft",
-        "dpo",
-        "dpo_norm",
-        "rpo",
-        "ipo",
-        "hinge",
-        "robust",
-        "exo",
-        "nca",
-        "sppo",
-        "apo_zero",
-        "apo_down",
-        "aot",
-        "aot_unpaired",
-        "discopop",
-        "orpo",
-        "cpo",
-        "simpo",
-        "mpo",
-        "kto",
-        "bco",
-        "apo_zero_unpaired",
-        "reward_model",
-        "process_reward_model",
-        "online_dpo",
-    ] = Field("grpo", description="A row of ALGORITHMS; its defaults fill what is null here.")
-    advantage: Literal["group_zscore", "group_mean", "leave_one_out", "none"] | None = Field(
-        None, description="Overrides the row's advantage."
-    )
-    level: Literal["token", "sequence_geometric", "sequence_product"] | None = Field(
-        None, description="Overrides the level of the ratio."
-    )
-    gate: Literal["none", "one_side", "two_side", "ring"] | None = Field(None, description="Overrides the token gate.")
-    surrogate: Literal["clipped", "unclipped", "logprob", "log_ratio"] | None = Field(
-        None, description="Overrides the surrogate."
-    )
-    aggregation: (
-        Literal["token_mean", "sequence_mean", "sequence_sum", "constant_length", "prompt_mean", "token_sum"] | None
-    ) = Field(None, description="Overrides the denominators.")
-    clip_low: float | None = Field(None, ge=0, lt=1, description="Ratios below 1 - clip_low are clipped where A < 0.")
-    clip_high: float | None = Field(None, ge=0, description="Ratios above 1 + clip_high are clipped where A > 0.")
-    dual_clip: float | None = Field(
-        None, gt=1, description="Bounds the loss of tokens with A < 0 at -A x this; null is off."
-    )
-    gate_low: float = Field(0.2, ge=0, description="Gates: lower half-width around ratio 1.")
-    gate_high: float = Field(0.2, ge=0, description="Gates: upper half-width around ratio 1.")
-    gate_low_outer: float = Field(0.6, ge=0, description="Gate ring: outer lower half-width.")
-    gate_high_outer: float = Field(2.0, ge=0, description="Gate ring: outer upper half-width.")
-    std_scope: Literal["group", "batch"] = Field("group", description="group_zscore: whose standard deviation divides.")
-    std_ddof: int = Field(1, ge=0, le=1, description="Degrees of freedom taken from the standard deviation.")
-    std_epsilon: float = Field(1e-6, ge=0, description="Added to the standard deviation.")
-    spread_floor: float = Field(
-        1e-6, ge=0, description="A group whose rewards spread by at most this x max |R| carries no signal."
-    )
-    kl_coefficient: float = Field(0.0, ge=0, description="Weight of the KL term; 0 loads no reference model.")
-    kl_estimator: Literal["k2", "k3", "abs", "k2_gradient"] = Field(
-        "k3", description="Estimator in the loss. k1 is refused: its expected gradient is zero on-policy."
-    )
-    kl_importance: bool = Field(False, description="Multiplies the KL estimate by the ratio, for off-policy rows.")
-    entropy_coefficient: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
-    truncated: Literal["train", "mask", "drop"] = Field(
-        "train",
-        description="Truncated completions: train on them, mask (kept in group statistics), or drop (not kept).",
-    )
-    min_group_size: int = Field(2, ge=1, description="Groups with fewer scored members are not trained.")
-    reward_clip_low: float | None = Field(None, description="Rewards are clipped from below before the baseline.")
-    reward_clip_high: float | None = Field(None, description="Rewards are clipped from above before the baseline.")
-    overlong_buffer_tokens: int = Field(
-        0, ge=0, description="Soft overlong penalty over the last tokens before max_completion_tokens; 0 is off."
-    )
-    correction: Literal["none", "truncate", "mask"] = Field(
-        "truncate", description="Importance weight old / behaviour of off-policy rows: none, truncated, or masked."
-    )
-    correction_cap: float = Field(2.0, gt=0, description="truncate: largest weight.")
-    correction_low: float = Field(0.5, ge=0, description="mask: smallest weight kept.")
-    correction_high: float = Field(5.0, gt=0, description="mask: largest weight kept.")
-    correction_level: Literal["token", "sequence"] = Field(
-        "token", description="sequence gives all tokens of a row one weight, from the log ratios of its trained tokens."
-    )
-    correction_reduction: Literal["mean", "sum"] = Field(
-        "mean", description="correction_level sequence: mean or sum of the log ratios; a sum explodes with length."
-    )
-    max_staleness: int | None = Field(
-        None, ge=0, description="Rows older than this many policy versions are not trained."
-    )
-    preference: PreferenceSettings = Field(
-        default_factory=PreferenceSettings, description="Of preference objectives; null takes the row's."
     )
 
 
@@ -288,7 +170,7 @@ class Recipe(Settings):
         wanted = self.evaluation.correct_component
         if wanted is not None and wanted not in components:
             raise ValueError(f"evaluation.correct_component must be one of {components}, got {wanted!r}")
-        from rft_core.algorithms import check, resolve_algorithm  # it reads these settings
+        from rft_core.resolve import check, resolve_algorithm  # it reads these settings
 
         algorithm = resolve_algorithm(self.algorithm)
         check(algorithm, self.training)
@@ -300,11 +182,14 @@ class Recipe(Settings):
             )
         if self.algorithm.overlong_buffer_tokens > self.rollout.max_completion_tokens:
             raise ValueError("algorithm.overlong_buffer_tokens must be at most rollout.max_completion_tokens")
-        if self.algorithm.min_group_size > self.rollout.group_size:
+        if algorithm.compares_groups and self.algorithm.min_group_size > self.rollout.group_size:
             raise ValueError(
                 f"algorithm.min_group_size ({self.algorithm.min_group_size}) must be at most "
                 f"rollout.group_size ({self.rollout.group_size}): no group could train"
             )
+        clipped = next((function.component for function in self.reward.functions if function.clip is not None), None)
+        if algorithm.advantage == "per_component" and clipped is not None:
+            raise ValueError(f"reward clip of {clipped} has no effect: advantage per_component standardises the scores")
         return self
 
     def _data_fits(self, algorithm: Algorithm) -> None:
@@ -339,6 +224,12 @@ class Recipe(Settings):
                 f"rollout.temperature must be 1 for algorithm {algorithm.name}: given completions were sampled by no "
                 f"policy of ours, got {self.rollout.temperature:g}"
             )
+
+    @property
+    def component_weights(self) -> dict[str, float]:
+        """Weights by reward component, for advantages that standardise components: of a scale only the sign counts."""
+        functions = self.reward.functions
+        return {function.component: function.weight * math.copysign(1.0, function.scale) for function in functions}
 
     @property
     def correct_component(self) -> str:

@@ -6,6 +6,7 @@ Shapes: S rows of rollouts (segments) with purpose train; N rollouts (a rollout 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from data_contracts.schemas import ADVANTAGES as ADVANTAGES_RECORD
-from rft_core.advantages import ADVANTAGES, GROUP_ESTIMATORS, Credits, has_no_signal, std_of
-from rft_core.algorithms import resolve_algorithm
-from rft_core.config import AlgorithmSettings
+from rft_core.advantages import ADVANTAGES, Credits, has_no_signal, is_flat, std_of, surplus_rows
+from rft_core.algorithm_settings import AlgorithmSettings
 from rft_core.errors import ContractError
 from rft_core.pairing import CHOSEN, DESIRABLE_FROM, PAIRINGS, Roles
+from rft_core.resolve import resolve_algorithm
 from rft_core.rewards.given import MARGIN
+from rft_core.seeds import derive
+from rft_core.terms import Algorithm
 
 # Of two reasons the earlier one is given. Rows before group_too_small enter no statistic, masked truncated ones do.
 DROP_REASONS = ("unscored", "filtered", "stale", "truncated", "group_too_small", "zero_variance")
@@ -42,6 +45,11 @@ class Joined:
     is_expert_N: np.ndarray  # origin dataset
     policy_version_N: np.ndarray
 
+    def component_values(self) -> dict[str, np.ndarray]:
+        """float64[N] of each component, NaN where a rollout has no score of it."""
+        names = sorted({name for components in self.components for name in components})
+        return {name: np.array([row.get(name) for row in self.components], dtype=float) for name in names}
+
 
 def compute_advantages(
     rollouts: pa.Table,
@@ -49,49 +57,74 @@ def compute_advantages(
     settings: AlgorithmSettings,
     max_completion_tokens: int,
     current_version: int,
+    *,
+    component_weights: Mapping[str, float] | None = None,
+    seed: int = 0,
 ) -> tuple[pa.Table, Metrics]:
     """The `advantages` table and the step's metrics by the field's names. `current_version` is that of the policy to
-    update.
+    update; `component_weights` are those of the reward's functions, for advantages that weigh them anew; `seed` decides
+    what is left out by lot.
 
     Rows of the table follow the train rows of `rollouts`. A row that is not trained says why; nothing trained is no
     error. Raises ContractError when rollouts and rewards do not match one to one.
     """
     algorithm = resolve_algorithm(settings)
+    settings = algorithm.filled(settings)
     joined = join(rollouts, rewards)
     final_N = shaped_rewards(joined, settings, max_completion_tokens)
     reasons, is_counted_N = _exclusions(joined, settings, current_version)
-    credits = Credits(final_N, joined.group_N, is_counted_N)
+    credits = Credits(
+        final_N,
+        joined.group_N,
+        is_counted_N,
+        length_N=joined.num_tokens_N,
+        draw_N=_draws(joined, seed) if settings.drop != "none" else None,
+        components=joined.component_values(),
+        component_weights=component_weights or {},
+    )
     advantage_N = ADVANTAGES[algorithm.advantage](credits, settings)
     num_flat = num_groups = 0
     for members in credits.groups():
-        is_flat = has_no_signal(final_N[members], settings.spread_floor)
-        num_flat, num_groups = num_flat + is_flat, num_groups + 1
+        is_without_signal = is_flat(credits, members, algorithm.advantage, settings.spread_floor)
+        num_flat += has_no_signal(final_N[members], settings.spread_floor)
+        num_groups += 1
         for row in members:
-            if reasons[row] == "none" and len(members) < settings.min_group_size:
+            if reasons[row] != "none" or not algorithm.compares_groups:
+                continue  # where nobody is compared, a rollout alone is as good as any
+            if len(members) < settings.min_group_size:
                 reasons[row] = "group_too_small"
-            elif reasons[row] == "none" and is_flat and algorithm.advantage in GROUP_ESTIMATORS:
+            elif is_without_signal:
                 reasons[row] = "zero_variance"
     is_given_N = joined.is_expert_N & _usable(joined)
     for row in np.flatnonzero(is_given_N):
         reasons[row] = "none" if algorithm.takes_given else "filtered"
     advantage_N = np.where(is_given_N, final_N, advantage_N)
-    roles = None
-    if algorithm.preference is not None:
-        is_compared_N = np.array([reason in ("none", "zero_variance") for reason in reasons], dtype=bool)
-        roles = PAIRINGS[algorithm.preference.unit](Credits(final_N, joined.group_N, is_compared_N))
+    roles = _roles(algorithm, joined, final_N, reasons)
+    if roles is not None:
         advantage_N = roles.sign_N
-        for row in np.flatnonzero(is_compared_N):
-            reasons[row] = "filtered" if roles.role_N[row] is None else "none"
     is_trained_N = np.array([reason in ("none", "zero_variance") for reason in reasons], dtype=bool)
     advantage_N = np.where(is_trained_N, advantage_N, 0.0)
     table = _table(joined, advantage_N, is_trained_N, reasons, roles)
     if algorithm.positions == "steps":
         table = with_step_labels(table, rollouts, rewards)
     metrics = _metrics(joined, settings, final_N, is_trained_N, reasons)
-    if roles is not None and algorithm.preference is not None and algorithm.preference.unit == "pairs":
+    if algorithm.preference is not None and algorithm.preference.unit == "pairs" and roles is not None:
         metrics |= {"pairs": int(roles.pair_N.max(initial=-1)) + 1, "pairs/ties": roles.num_ties}
     metrics["frac_reward_zero_std"] = num_flat / num_groups if num_groups else 0.0
+    if settings.drop != "none" and len(reasons):
+        metrics["share/surplus"] = float(surplus_rows(credits, settings).mean())
     return table, metrics
+
+
+def _roles(algorithm: Algorithm, joined: Joined, final_N: np.ndarray, reasons: list[str]) -> Roles | None:
+    """Who is preferred to whom; what is in no pair is filtered. Null without a preference objective."""
+    if algorithm.preference is None:
+        return None
+    is_compared_N = np.array([reason in ("none", "zero_variance") for reason in reasons], dtype=bool)
+    roles = PAIRINGS[algorithm.preference.unit](Credits(final_N, joined.group_N, is_compared_N))
+    for row in np.flatnonzero(is_compared_N):
+        reasons[row] = "filtered" if roles.role_N[row] is None else "none"
+    return roles
 
 
 def with_step_labels(advantages: pa.Table, rollouts: pa.Table, rewards: pa.Table) -> pa.Table:
@@ -230,6 +263,10 @@ def _exclusions(joined: Joined, settings: AlgorithmSettings, current_version: in
     if settings.truncated == "mask":
         is_counted_N = is_counted_N | (reasons == "truncated")
     return reasons.tolist(), is_counted_N
+
+
+def _draws(joined: Joined, seed: int) -> np.ndarray:
+    return np.array([derive(seed, "drop", rollout_id) for rollout_id in joined.rollout_ids], dtype=np.int64)
 
 
 def _table(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rft_core.errors import SettingsError
 
 if TYPE_CHECKING:
-    from rft_core.config import PreferenceSettings
+    from rft_core.algorithm_settings import PreferenceSettings
 
 # Names of the tables in `preference`, told without torch.
 PAIR_LOSSES = frozenset(

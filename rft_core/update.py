@@ -20,12 +20,11 @@ from torch import Tensor
 
 from data_contracts.refs import PolicyRef
 from data_contracts.schemas import UPDATES
-from rft_core.algorithms import Algorithm, check, resolve_algorithm
 from rft_core.batching import MicroBatch, TrainRow
 from rft_core.config import AlgorithmSettings, RolloutSettings, TrainingSettings
 from rft_core.errors import TrainingDiverged
 from rft_core.losses import ROW_KINDS, Denominators, LossBatch, denominators_of
-from rft_core.objective import finish_metrics
+from rft_core.objective import finish_metrics, step_kept
 from rft_core.optimizer import Optimizer, learning_rate
 from rft_core.policy import Policy, Scorer
 from rft_core.preference_step import (
@@ -37,7 +36,9 @@ from rft_core.preference_step import (
     mismatched_rows,
     preference_gradient,
 )
-from rft_core.seeds import derive, permutation
+from rft_core.resolve import check, resolve_algorithm
+from rft_core.seeds import derive, permutation, uniforms
+from rft_core.terms import Algorithm
 from rft_core.train_rows import train_rows
 
 Progress = Callable[[int, int, str], None]
@@ -82,6 +83,7 @@ class Scores:
 
     old: Logprobs | None
     reference: Logprobs | None
+    kept: dict[tuple[str, int], Tensor] | None = None  # bool: by a gate over the whole optimizer step
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ class _Update:
     version: int  # that is being made, also the training step
     total_optimizer_steps: int
     advance: Callable[[str], None]
+    seed: int  # of this update
 
 
 def update_policy(
@@ -124,12 +127,10 @@ def update_policy(
     seed = derive(seed, "update", version)
     plan = _plan(state.policy, rows, row_of_table, training, rollout.max_completion_tokens, seed)
     num_passes = len(plan) // training.epochs
-    needs_old = row_of_table.has_ratio and (
-        len(plan) > 1 or any(row.is_off_policy and row.num_trained_tokens for row in rows)
-    )
-    needs_reference = row_of_table.needs_reference
-    counter = _counter(plan, num_passes, needs_old + needs_reference, row_of_table.preference is not None, progress)
-    update = _Update(row_of_table, training, rollout.temperature, version, total_steps, counter)
+    is_behind = len(plan) > 1 or any(row.is_off_policy and row.num_trained_tokens for row in rows)
+    needs_old, needs_reference = is_behind and row_of_table.needs_old, row_of_table.needs_reference
+    counter = _counter(plan, num_passes, needs_old + needs_reference, row_of_table, progress)
+    update = _Update(row_of_table, training, rollout.temperature, version, total_steps, counter, seed)
     scorers = {"old": state.policy if needs_old else None, "reference": reference if needs_reference else None}
     scores = Scores(**{name: _score(scorer, plan[:num_passes], update, name) for name, scorer in scorers.items()})
     made = [_optimizer_step(state, mini_batch, scores, update) for mini_batch in plan]
@@ -213,8 +214,9 @@ def _optimizer_step(state: TrainState, mini_batch: MiniBatch, scores: Scores, up
     rate = learning_rate(update.training, state.optimizer_step, update.total_optimizer_steps)
     optimizer = state.optimizer
     optimizer.discard_gradients()
+    kept = _step_gate(state, mini_batch, scores, update)
     preferred = _preferred(state, mini_batch, scores, update)
-    sums, loss = _accumulate(state.policy, mini_batch, scores, update, preferred)
+    sums, loss = _accumulate(state.policy, mini_batch, replace(scores, kept=kept), update, preferred)
     norm = optimizer.grad_norm() if mini_batch.micro_batches and math.isfinite(loss) else 0.0
     skipped = _reason_to_skip(mini_batch, loss, norm)
     if skipped is None:
@@ -241,6 +243,42 @@ def _optimizer_step(state: TrainState, mini_batch: MiniBatch, scores: Scores, up
     if skipped in (NON_FINITE_LOSS, NON_FINITE_GRADIENT):
         _count_skipped(state, update, made)
     return made
+
+
+def _step_gate(
+    state: TrainState, mini_batch: MiniBatch, scores: Scores, update: _Update
+) -> dict[tuple[str, int], Tensor] | None:
+    """What a gate over the whole optimizer step keeps of each row, by the weights of now; None without such a gate."""
+    if update.algorithm.step_gate is None or not mini_batch.micro_batches:
+        return None
+    batches, draws = [], []
+    with torch.no_grad():
+        for batch in mini_batch.micro_batches:
+            logprobs_T, entropy_T = state.policy.token_logprobs(batch, update.temperature)
+            batches.append(_loss_batch(mini_batch, batch, scores, logprobs_T, entropy_T))
+            rows = _rows_of(mini_batch, batch)
+            seeds = [derive(update.seed, "gate", state.optimizer_step, *row.key) for row in rows]
+            numbers = [uniforms(seed, length) for seed, length in zip(seeds, batch.lengths, strict=True)]
+            draws.append(torch.from_numpy(np.concatenate(numbers)).to(logprobs_T.device))
+            update.advance("gate over the whole step")
+    kept = {}
+    for batch, kept_T in zip(mini_batch.micro_batches, step_kept(update.algorithm, batches, draws), strict=True):
+        rows = _rows_of(mini_batch, batch)
+        kept |= {row.key: part for row, part in zip(rows, kept_T.split(batch.lengths), strict=True)}
+    return kept
+
+
+def _preferred(state: TrainState, mini_batch: MiniBatch, scores: Scores, update: _Update) -> PreferenceGradient | None:
+    """The preference objective of the whole mini-batch by the weights of now; null without one."""
+    preference = update.algorithm.preference
+    if preference is None or not mini_batch.forward_rows:
+        return None
+    current = _score(state.policy, [mini_batch], update, "preference")
+    assert current is not None
+    kl = 0.0
+    if mini_batch.mismatched is not None and scores.reference is not None:
+        kl = mean_log_ratio(mini_batch.mismatched.rows, current, scores.reference)
+    return preference_gradient(preference, mini_batch.forward_rows, current, scores.reference, state.shift, kl)
 
 
 def _accumulate(
@@ -271,19 +309,6 @@ def _accumulate(
     return sums, total
 
 
-def _preferred(state: TrainState, mini_batch: MiniBatch, scores: Scores, update: _Update) -> PreferenceGradient | None:
-    """The preference objective of the whole mini-batch by the weights of now; null without one."""
-    preference = update.algorithm.preference
-    if preference is None or not mini_batch.forward_rows:
-        return None
-    current = _score(state.policy, [mini_batch], update, "preference")
-    assert current is not None
-    kl = 0.0
-    if mini_batch.mismatched is not None and scores.reference is not None:
-        kl = mean_log_ratio(mini_batch.mismatched.rows, current, scores.reference)
-    return preference_gradient(preference, mini_batch.forward_rows, current, scores.reference, state.shift, kl)
-
-
 def _loss_batch(
     mini_batch: MiniBatch, batch: MicroBatch, scores: Scores, logprobs_T: Tensor, entropy_T: Tensor | None
 ) -> LossBatch:
@@ -296,7 +321,7 @@ def _loss_batch(
     def per_row(values: list[Any], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device)
 
-    def scored(values: Logprobs | None) -> Tensor | None:
+    def scored(values: dict[tuple[str, int], Tensor] | None) -> Tensor | None:
         return None if values is None else torch.cat([values[row.key] for row in rows])
 
     behaviour = None
@@ -310,6 +335,7 @@ def _loss_batch(
         old_logprobs_T=scored(scores.old),
         behaviour_logprobs_T=behaviour,
         reference_logprobs_T=scored(scores.reference),
+        step_kept_T=scored(scores.kept),
         advantages_T=flat([row.advantages for row in rows]),
         mask_T=flat([row.trained_mask for row in rows]),
         row_T=flat([np.repeat(np.arange(len(rows)), batch.lengths)]),
@@ -346,12 +372,13 @@ def _count_skipped(state: TrainState, update: _Update, made: dict[str, Any]) -> 
 
 
 def _counter(
-    plan: list[MiniBatch], num_passes: int, num_scorers: int, has_preference: bool, progress: Progress | None
+    plan: list[MiniBatch], num_passes: int, num_scorers: int, algorithm: Algorithm, progress: Progress | None
 ) -> Callable[[str], None]:
     """A function that counts micro-batches, of all passes, and reports each."""
-    trained = [len(mini_batch.micro_batches) for mini_batch in plan]
+    trained = sum(len(mini_batch.micro_batches) for mini_batch in plan)
     scored = [sum(len(part.micro_batches) for part in _parts(mini_batch)) for mini_batch in plan]
-    total = sum(trained) + num_scorers * sum(scored[:num_passes]) + has_preference * sum(scored)
+    total = trained * (1 + (algorithm.step_gate is not None)) + num_scorers * sum(scored[:num_passes])
+    total += sum(scored) * (algorithm.preference is not None)
     done = 0
 
     def advance(note: str) -> None:

@@ -9,6 +9,7 @@ from prefect.client.schemas.objects import State
 
 from data_contracts.refs import TableRef, content_key
 from rft_core.credit import compute_advantages
+from rft_core.seeds import derive
 from tasks.context import RunContext, opened
 from tasks.progress import Summary
 from tasks.semantics import SEMANTICS
@@ -25,6 +26,7 @@ def assign_credit(run: str, slot: Slot, rollouts: TableRef, rewards: TableRef) -
         "algorithm": recipe.algorithm.content(),
         "max_completion_tokens": recipe.rollout.max_completion_tokens,
         "current_version": slot.step - 1,
+        "component_weights": recipe.component_weights,
     }
     key = content_key(
         "advantages",
@@ -43,6 +45,8 @@ def assign_credit(run: str, slot: Slot, rollouts: TableRef, rewards: TableRef) -
             recipe.algorithm,
             recipe.rollout.max_completion_tokens,
             slot.step - 1,
+            component_weights=recipe.component_weights,
+            seed=derive(recipe.seed, "advantages", slot.step),
         )
         refs = {"advantages": write(context, "advantages", key, table, [rollouts, rewards], settings, metrics=metrics)}
     commit(context, slot, refs, began=began, reused=reused)

@@ -201,7 +201,7 @@ def run_update(
     name: str,
 ) -> pa.Table:
     """One update under stored settings: the same call serves the update stage and its replay."""
-    from rft_core.algorithms import resolve_algorithm
+    from rft_core.resolve import resolve_algorithm
     from rft_core.update import update_policy
 
     algorithm = AlgorithmSettings(**settings["algorithm"])

@@ -5,6 +5,9 @@ from __future__ import annotations
 OTHER_CONVENTION = {
     "no statistic of nothing: a group without scored members has no deviation, its rows are unscored": "nanstd_3",
     "a singleton has credit 0, not its raw score over 1": "group_mean_std",
+    "alpha counts rows without signal, as the paper does, not rewards that are not 0; a singleton has credit 0": (
+        "gpg_scaling"
+    ),
     "the penalty stops at -1 at the limit and has no factor; scale it by a reward's weight": "overlong_shaping",
     "the KL value is not clamped, only the log ratio, at 20": "kl_clamp kl_clamped",
     "we report |old - behaviour| and the largest ratio, unclamped, not signed means of log ratios": (
@@ -27,17 +30,14 @@ OTHER_CONVENTION = {
 }
 
 LATER = {
-    "advantages still to come (gae, whitening, per component, opo, maxrl, pass@k, filters)": (
-        "masked_whiten gae_0 gae_2 gae_3 gae_gapskip adv_gdpo reinforcepp a2po_v gae_returns_g1_l1 "
+    "advantages still to come (gae, returns per token, filters)": (
+        "gae_0 gae_2 gae_3 gae_gapskip reinforcepp gae_returns_g1_l1 "
         "gae_returns_g1_l0.5 gae_masked_middle_two_conventions gae_multiturn_invariance reinforce_pp_returns_0 "
-        "reinforce_pp_returns_2 reinforce_pp_returns_3 maxrl nemo_gdpo gpg_scaling opo_baseline grpo_passk "
-        "reward_variance_filter_top_p"
+        "reinforce_pp_returns_2 reinforce_pp_returns_3 reward_variance_filter_top_p"
     ),
     "KL in the reward and its controllers": "rloo_trl adaptive_kl adaptive_kl_step entropy_ctl",
-    "losses, gates and corrections still to come": (
-        "entropy_mask_0 entropy_mask_2 entropy_mask_3 entropy_mask_5 offpolicy_mask_1 offpolicy_mask_2 vespo_phi1 "
-        "cispo_clamp dro topr_taper value_clip value_loss_clip outlier_veto verl_token_rs areal_kl_k2_filter "
-        "areal_prox_loglinear areal_prox_linear"
+    "losses and corrections still to come (critic, filters by divergence, approximate old policies)": (
+        "value_clip value_loss_clip areal_kl_k2_filter areal_prox_loglinear areal_prox_linear"
     ),
     "accuracy and labels of reward models": ("prm_acc_1 prm_acc_2 prm_tok_1 prm_tok_2 prm_tok_3 prm_tok_4 prm_tok_5"),
     "weights of pairs by their likelihood, and games against the reference": "wpo nash_md xpo",

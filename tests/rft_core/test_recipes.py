@@ -140,7 +140,7 @@ def test_numbers_and_words_mean_what_they_look_like(recipe_file):
         ("steps=2.5", "steps must be a whole number, found 2.5"),
         ("steps=true", "steps must be a whole number, found true"),
         ("steps='3'", "steps must be a whole number, found the text '3'"),
-        ("algorithm.name=gpro", "did you mean grpo?"),
+        ("algorithm.name=grppo", "did you mean grpo?"),
         ("training=3", "training must be a mapping of settings, found 3"),
         ("reward.functions=[]", "reward.functions must be a list of at least 1, found a list of 0"),
         ("evaluation.pass_at=[9]", "pass_at must be at most samples (4), got 9"),

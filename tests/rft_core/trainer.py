@@ -7,6 +7,7 @@ import torch
 from data_contracts.schemas import UPDATES
 from rft_core.config import AlgorithmSettings, ModelSettings, RolloutSettings, TrainingSettings
 from rft_core.policy import Policy, load_reference
+from rft_core.resolve import resolve_algorithm
 from rft_core.update import TrainState, update_policy
 from tests.rft_core.update_tables import ROOT
 
@@ -20,7 +21,9 @@ class Trainer:
         self.algorithm = AlgorithmSettings(**(algorithm or {}))
         self.state = TrainState.start(Policy.load(self.model, folder, seed=0))
         self.reference = (
-            load_reference(self.model, folder, self.state.policy) if self.algorithm.kl_coefficient else None
+            load_reference(self.model, folder, self.state.policy)
+            if resolve_algorithm(self.algorithm).needs_reference
+            else None
         )
         self.seen = []
 
