@@ -254,7 +254,7 @@ ALGORITHMS = {
         # Completions that the data set gives
         Algorithm(
             name="sft",
-            source="maximum likelihood of given completions; a trajectory's reward weighs its tokens",
+            source="maximum likelihood (arXiv 2203.02155, section 3.5); a trajectory's reward weighs its tokens",
             advantage="none",
             terms=(Term(rows="expert", surrogate="logprob", aggregation="token_mean"),),
             records=("demonstrations", "trajectories"),

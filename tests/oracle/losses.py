@@ -124,6 +124,10 @@ SURROGATES = {
     "unclipped": lambda ratio, logprob, anchor, advantage, spec: -advantage * ratio,
     "soft_gate": _soft_gate,
     "logprob": lambda ratio, logprob, anchor, advantage, spec: -advantage * logprob,
+    "probability_weighted": lambda ratio, logprob, anchor, advantage, spec: (
+        -advantage * math.exp(logprob.item()) * logprob
+    ),
+    "logistic": lambda ratio, logprob, anchor, advantage, spec: torch.log(1 + torch.exp(-advantage * logprob)),
     "log_ratio": lambda ratio, logprob, anchor, advantage, spec: -advantage * (logprob - anchor),
     "ratio_logprob": lambda ratio, logprob, anchor, advantage, spec: -advantage * ratio.item() * logprob,
     "capped": _capped,

@@ -26,7 +26,7 @@ def test_defaults_fill_all_but_the_required():
     assert (recipe.seed, recipe.algorithm.name, recipe.rollout.group_size) == (0, "grpo", 8)
 
 
-@pytest.mark.parametrize("section", ["steps", "model", "data", "reward"])
+@pytest.mark.parametrize("section", ["steps", "model", "data"])
 def test_required_sections_are_required(section):
     rest = {name: value for name, value in SMALLEST.items() if name != section}
     with pytest.raises(ValidationError, match="Field required"):

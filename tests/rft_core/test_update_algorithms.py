@@ -1,4 +1,4 @@
-"""Updates under every row of ALGORITHMS: the split changes nothing, and gates see the whole optimizer step.
+"""Updates under every row of ALGORITHMS that samples: the split changes nothing, and gates see the whole step.
 
 Splits are compared in float64, where nothing but the split differs. In float32 the forward pass alone differs by up to
 1e-6 of the largest gradient, more where a gate leaves few tokens; tests of `update` hold grpo and dr_grpo to that.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rft_core.algorithms import ALGORITHMS
+from tests.rft_core.loss_batches import OWN_ALGORITHMS
 from tests.rft_core.trainer import Trainer, gradient
 from tests.rft_core.update_tables import tables
 from tests.tiny import make_tiny_model
@@ -55,7 +55,7 @@ def in_float64(trainer: Trainer) -> Trainer:
 
 
 @pytest.mark.parametrize("is_off_policy", [False, True])
-@pytest.mark.parametrize("name", [*ALGORITHMS, *SLOTS])
+@pytest.mark.parametrize("name", [*OWN_ALGORITHMS, *SLOTS])
 def test_gradient_does_not_depend_on_the_split(folder, name, is_off_policy):
     algorithm = SLOTS.get(name) or {"name": name}
     given = tables(policy_id="other" if is_off_policy else "root", behaviour=-5.0)
