@@ -73,8 +73,8 @@ _CORRECTION_READERS = {
 }
 # Read only where completions have a ratio to an older policy; where credit compares rewards; where a policy samples.
 _RATIO_SETTINGS = ("old_source", *_CORRECTION_READERS, "correction", "kl_importance")
-_CREDIT_SETTINGS = ("advantage", "std_scope", "std_ddof", "std_epsilon", "spread_floor")
-_SAMPLE_SETTINGS = ("truncated", "min_group_size", "overlong_buffer_tokens", "max_staleness")
+_CREDIT_SETTINGS = ("advantage", "std_scope", "std_ddof", "std_epsilon", "spread_floor", "min_group_size")
+_SAMPLE_SETTINGS = ("truncated", "overlong_buffer_tokens", "max_staleness")
 
 _CORRECTION_LEVELS = {"mean": "sequence_geometric", "sum": "sequence_product"}
 

@@ -327,7 +327,7 @@ def test_updates_move_the_policy_the_way_it_is_told(folder, name):
     made = [trainer.update(*tables_of(rows))[0] for _ in range(5)]
     assert all(row["skipped"] is None for row in made)
     assert likes() > before + 0.5
-    if name != "dft":  # its value, -p log p, is no measure: it rises from p = 0 on
+    if name not in ("dft", "discopop"):  # -p log p rises from p = 0 on; discopop has a hump above a margin of 0
         assert made[-1]["loss"] < made[0]["loss"]
     if ALGORITHMS[name].preference is not None:
         assert made[-1]["rewards_margin"] > made[0]["rewards_margin"]
