@@ -317,16 +317,15 @@ UPDATES = _record(
             null="no behaviour logprobs",
         ),
         *(
-            _column(name, pa.float64(), doc, unit, null="no preference objective, or none of that role in the batch")
+            _column(f"{name}_{role}", pa.float64(), doc, unit, null="no preference objective, or none of that role")
             for name, doc, unit in (
-                ("rewards_chosen", "Mean implicit reward beta (policy - reference) of chosen completions.", ""),
-                ("rewards_rejected", "The same of rejected completions.", ""),
-                ("rewards_margin", "Mean of rewards_chosen - rewards_rejected over pairs.", ""),
-                ("rewards_accuracy", "Share of pairs whose margin is above 0; ties count as wrong.", ""),
-                ("logps_chosen", "Mean summed logprob of chosen completions.", "nat"),
-                ("logps_rejected", "The same of rejected completions.", "nat"),
+                ("rewards", "Mean implicit reward beta (policy - reference), or score of a reward model.", ""),
+                ("logps", "Mean summed logprob of completions.", "nat"),
             )
+            for role in ("chosen", "rejected")
         ),
+        _column("rewards_margin", pa.float64(), "Mean of chosen - rejected.", null="no preference objective"),
+        _column("rewards_accuracy", pa.float64(), "Share of pairs with a margin above 0.", null="no pairs"),
         _column("grad_norm", pa.float64(), "Before clipping."),
         _column("learning_rate", pa.float64(), "Of this optimizer step."),
         _column("trained_rows", pa.int64(), "Rows in the denominator.", "row"),
@@ -344,12 +343,7 @@ EVALUATIONS = _record(
     [
         _column("policy_id", TEXT, "The policy."),
         _column("suite", TEXT, "Set of prompts."),
-        _column(
-            "metric",
-            TEXT,
-            "sampled_accuracy | greedy_accuracy | pass@k | mean_reward; of given completions "
-            "loss | margin | preference_accuracy | step_accuracy.",
-        ),
+        _column("metric", TEXT, "What is measured; suites.py names all metrics."),
         _column("step", pa.int64(), "Training step of the policy.", "step"),
         _column("policy_version", pa.int64(), "Number of updates behind the policy.", "update"),
         _column("value", pa.float64(), "Mean over prompts."),

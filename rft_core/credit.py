@@ -83,18 +83,7 @@ def compute_advantages(
         component_weights=component_weights or {},
     )
     advantage_N = ADVANTAGES[algorithm.advantage](credits, settings)
-    num_flat = num_groups = 0
-    for members in credits.groups():
-        is_without_signal = is_flat(credits, members, algorithm.advantage, settings.spread_floor)
-        num_flat += has_no_signal(final_N[members], settings.spread_floor)
-        num_groups += 1
-        for row in members:
-            if reasons[row] != "none" or not algorithm.compares_groups:
-                continue  # where nobody is compared, a rollout alone is as good as any
-            if len(members) < settings.min_group_size:
-                reasons[row] = "group_too_small"
-            elif is_without_signal:
-                reasons[row] = "zero_variance"
+    flat_share = _note_groups(credits, algorithm, settings, reasons)
     is_given_N = joined.is_expert_N & _usable(joined)
     for row in np.flatnonzero(is_given_N):
         reasons[row] = "none" if algorithm.takes_given else "filtered"
@@ -110,10 +99,27 @@ def compute_advantages(
     metrics = _metrics(joined, settings, final_N, is_trained_N, reasons)
     if algorithm.preference is not None and algorithm.preference.unit == "pairs" and roles is not None:
         metrics |= {"pairs": int(roles.pair_N.max(initial=-1)) + 1, "pairs/ties": roles.num_ties}
-    metrics["frac_reward_zero_std"] = num_flat / num_groups if num_groups else 0.0
+    metrics["frac_reward_zero_std"] = flat_share
     if settings.drop != "none" and len(reasons):
         metrics["share/surplus"] = float(surplus_rows(credits, settings).mean())
     return table, metrics
+
+
+def _note_groups(credits: Credits, algorithm: Algorithm, settings: AlgorithmSettings, reasons: list[str]) -> float:
+    """Gives reasons to members of groups that are too small or without signal; returns the share of flat groups."""
+    num_flat = num_groups = 0
+    for members in credits.groups():
+        is_without_signal = is_flat(credits, members, algorithm.advantage, settings.spread_floor)
+        num_flat += has_no_signal(credits.reward_N[members], settings.spread_floor)
+        num_groups += 1
+        for row in members:
+            if reasons[row] != "none" or not algorithm.compares_groups:
+                continue  # where nobody is compared, a rollout alone is as good as any
+            if len(members) < settings.min_group_size:
+                reasons[row] = "group_too_small"
+            elif is_without_signal:
+                reasons[row] = "zero_variance"
+    return num_flat / num_groups if num_groups else 0.0
 
 
 def _roles(algorithm: Algorithm, joined: Joined, final_N: np.ndarray, reasons: list[str]) -> Roles | None:

@@ -124,11 +124,11 @@ SURROGATES = {
     "unclipped": lambda ratio, logprob, anchor, advantage, spec: -advantage * ratio,
     "soft_gate": _soft_gate,
     "logprob": lambda ratio, logprob, anchor, advantage, spec: -advantage * logprob,
+    "log_ratio": lambda ratio, logprob, anchor, advantage, spec: -advantage * (logprob - anchor),
     "probability_weighted": lambda ratio, logprob, anchor, advantage, spec: (
         -advantage * math.exp(logprob.item()) * logprob
     ),
-    "logistic": lambda ratio, logprob, anchor, advantage, spec: torch.log(1 + torch.exp(-advantage * logprob)),
-    "log_ratio": lambda ratio, logprob, anchor, advantage, spec: -advantage * (logprob - anchor),
+    "logistic": lambda ratio, logprob, anchor, advantage, spec: torch.log1p(torch.exp(-advantage * logprob)),
     "ratio_logprob": lambda ratio, logprob, anchor, advantage, spec: -advantage * ratio.item() * logprob,
     "capped": _capped,
     "tapered": _tapered,

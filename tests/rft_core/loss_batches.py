@@ -9,15 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from rft_core.algorithms import ALGORITHMS
 from rft_core.losses import Denominators, LossBatch, denominators_of
 from rft_core.objective import finish_metrics, step_kept
 from rft_core.terms import Algorithm, Correction, Kl, Term
 from tests.oracle import losses as oracle
 from tests.oracle.steps import MAX_COMPLETION_TOKENS, Row, initial_weights, logprobs_of
-
-# Rows whose loss is a sum over tokens that the policy sampled. The others: test_given_algorithms.py.
-OWN_ALGORITHMS = [name for name, row in ALGORITHMS.items() if row.terms and row.terms[0].rows == "own"]
 
 # Settings beyond one name of a table.
 EXTRAS = {

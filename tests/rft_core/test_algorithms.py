@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from rft_core.advantages import ADVANTAGES
-from rft_core.algorithms import ALGORITHMS
+from rft_core.algorithms import ALGORITHMS, POLICY_GRADIENT_ALGORITHMS
 from rft_core.config import AlgorithmSettings, Recipe, TrainingSettings
 from rft_core.errors import SettingsError
 from rft_core.gates import GATES, STEP_GATES
@@ -18,7 +18,6 @@ from rft_core.resolve import check, resolve_algorithm
 from rft_core.surrogates import SURROGATES
 from rft_core.terms import Kl
 from tests.oracle import losses as oracle
-from tests.rft_core.loss_batches import OWN_ALGORITHMS
 
 
 def resolve(**settings):
@@ -28,7 +27,7 @@ def resolve(**settings):
 def test_settings_table_and_oracle_name_the_same_algorithms():
     literals = set(get_args(AlgorithmSettings.model_fields["name"].annotation))
     assert literals == set(ALGORITHMS)
-    assert set(OWN_ALGORITHMS) == set(oracle.ALGORITHMS)
+    assert set(POLICY_GRADIENT_ALGORITHMS) == set(oracle.ALGORITHMS)
     assert all(row.name == name for name, row in ALGORITHMS.items())
 
 
@@ -184,7 +183,7 @@ ROWS_OF_THE_SPEC = {
 UNCORRECTED = {"opmd", "asymre", "topr", "rec", "m2po", "vespo", "dppo_tv", "dppo_kl"}
 
 
-@pytest.mark.parametrize("name", OWN_ALGORITHMS)
+@pytest.mark.parametrize("name", POLICY_GRADIENT_ALGORITHMS)
 def test_rows_are_those_of_the_spec(name):
     *parts, numbers = ROWS_OF_THE_SPEC[name]
     row = ALGORITHMS[name]
@@ -195,7 +194,7 @@ def test_rows_are_those_of_the_spec(name):
     assert row.kl == (Kl(1e-5, "k2") if name == "reinforce_plus_plus_baseline" else Kl())
 
 
-@pytest.mark.parametrize("name", OWN_ALGORITHMS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_objectives_that_are_off_policy_themselves_get_no_correction(name):
     row = ALGORITHMS[name]
     assert (row.correction.kind == "none") == (name in UNCORRECTED)

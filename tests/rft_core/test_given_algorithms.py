@@ -11,13 +11,12 @@ from pydantic import ValidationError
 
 from rft_core import preference, preference_options
 from rft_core.algorithm_settings import AlgorithmSettings, PreferenceSettings
-from rft_core.algorithms import ALGORITHMS
+from rft_core.algorithms import ALGORITHMS, POLICY_GRADIENT_ALGORITHMS
 from rft_core.config import Recipe, TrainingSettings
 from rft_core.errors import SettingsError
 from rft_core.pairing import PAIRINGS
 from rft_core.preference_options import Preference
 from rft_core.resolve import check, resolve_algorithm
-from tests.rft_core.loss_batches import OWN_ALGORITHMS
 
 # losses, unit, and what differs from beta .1, no smoothing, and the rest off (spec, section 4)
 PREFERENCES = {
@@ -69,7 +68,7 @@ RECORDS = {"pairs": ("preferences",), "labels": ("labelled",)}
 
 
 def test_every_row_is_of_one_kind():
-    assert set(ALGORITHMS) == set(OWN_ALGORITHMS) | set(PREFERENCES) | set(IMITATIONS)
+    assert set(ALGORITHMS) == set(POLICY_GRADIENT_ALGORITHMS) | set(PREFERENCES) | set(IMITATIONS)
 
 
 @pytest.mark.parametrize("name", PREFERENCES)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rft_core.algorithms import ALGORITHMS
+from rft_core.algorithms import POLICY_GRADIENT_ALGORITHMS as ALGORITHMS
 from rft_core.config import AlgorithmSettings
 from rft_core.gates import GATES, STEP_GATES, StepTokens
 from rft_core.losses import AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, LEVELS, Rows, denominators_of, ratio_of
@@ -18,16 +18,7 @@ from rft_core.surrogates import LIKELIHOOD_SURROGATES, REGULARIZERS, SURROGATES,
 from rft_core.terms import STEP_GATES_READ_ALL, Correction, Term
 from tests.oracle import losses as oracle
 from tests.oracle.steps import example_step
-from tests.rft_core.loss_batches import (
-    EXTRAS,
-    NEEDED,
-    OWN_ALGORITHMS,
-    algorithm_of,
-    assert_close,
-    expected,
-    hand_batch,
-    ours,
-)
+from tests.rft_core.loss_batches import EXTRAS, NEEDED, algorithm_of, assert_close, expected, hand_batch, ours
 
 TABLES = {
     "level": (LEVELS, oracle.LEVELS),
@@ -38,9 +29,6 @@ TABLES = {
     "kl_estimator": (KL_ESTIMATORS, oracle.KL_ESTIMATORS),
     "correction": (CORRECTIONS, oracle.CORRECTIONS),
 }
-
-# k1 is refused in the loss; the losses of given rows make no sense on sampled ones.
-NO_OVERRIDE = {"kl_estimator": {"k1"}, "surrogate": {"probability_weighted", "logistic"}}
 
 SITUATIONS = {
     "on_policy": {"off_policy": False, "several_steps": False},
@@ -58,7 +46,7 @@ def specs() -> dict[str, dict]:
         for slot, (table, _) in TABLES.items()
         for name in table
     }
-    return entries | EXTRAS | {f"algorithm={name}": oracle.ALGORITHMS.get(name, {}) for name in OWN_ALGORITHMS}
+    return entries | EXTRAS | {f"algorithm={name}": oracle.ALGORITHMS.get(name, {}) for name in ALGORITHMS}
 
 
 def rows_for(spec: dict, **situation):
@@ -73,7 +61,11 @@ def test_table_oracle_and_settings_name_the_same_set(slot):
     annotation = AlgorithmSettings.model_fields[slot].annotation
     literals = {name for part in (get_args(annotation) or (annotation,)) for name in (get_args(part) or (part,))}
     names = {name for name in literals if isinstance(name, str)}
-    assert names == set(table) - NO_OVERRIDE.get(slot, set())
+    assert names == set(table) - NOT_FOR_RECIPES.get(slot, set())
+
+
+# k1 has no gradient; the others are for completions that the data gives.
+NOT_FOR_RECIPES = {"kl_estimator": {"k1"}, "surrogate": {"probability_weighted", "logistic"}}
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
@@ -137,16 +129,15 @@ BY_HAND = {
         # holds the second already (ratio e^.2 = 1.22)
         "covariance_band": [False, True, True, True, True, True],
     },
-    # ratio 1.5, lp -1, old -1.4, A = 2; soft gate 8 sigmoid(.5); weights 1.5, cap 1.2, 1, e^2, 1.5^2 e^-1.5, e^-1;
-    # ln(1 + e^2)
+    # ratio 1.5, lp -1, old -1.4, A = 2; soft gate 8 sigmoid(.5); weights 1.5, cap 1.2, 1, e^2, 1.5^2 e^-1.5
     "surrogate": {
         "clipped": -2.6,
         "unclipped": -3.0,
         "soft_gate": -4.9796746,
         "logprob": 2.0,
-        "probability_weighted": 0.7357589,
-        "logistic": 2.1269280,
         "log_ratio": -0.8,
+        "probability_weighted": 0.7357589,  # 2 e^-1
+        "logistic": 2.1269280,  # ln(1 + e^2)
         "ratio_logprob": 3.0,
         "capped": 2.4,
         "tapered": 2.0,
@@ -279,7 +270,7 @@ LOSSES_BY_HAND = {
 }
 
 
-@pytest.mark.parametrize("name", OWN_ALGORITHMS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_loss_of_each_algorithm_by_hand(name):
     old = [-1.1, -1.5, -0.7]
     given = {"rows": [0, 0, 1], "groups": [0, 0], "old_logprobs_T": old, "behaviour_logprobs_T": old}

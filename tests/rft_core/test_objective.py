@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from rft_core.algorithms import ALGORITHMS
+from rft_core.algorithms import POLICY_GRADIENT_ALGORITHMS as ALGORITHMS
 from rft_core.errors import ContractError
 from rft_core.losses import AGGREGATIONS, denominators_of
 from rft_core.objective import finish_metrics, step_kept
 from rft_core.terms import Term
 from tests.oracle.steps import example_step
-from tests.rft_core.loss_batches import EXTRAS, OWN_ALGORITHMS, algorithm_of, assert_close, hand_batch, ours
+from tests.rft_core.loss_batches import EXTRAS, algorithm_of, assert_close, hand_batch, ours
 
 
 def loss_of(algorithm, batch, over, step=1) -> float:
@@ -122,7 +122,7 @@ def test_accumulation_is_over_the_step_not_over_micro_batches():  # tr-03
 def test_rows_of_advantage_zero_may_be_left_out_when_nothing_else_reads_them():
     rows = example_step(off_policy=False, several_steps=True, has_nulls=False)
     needed = [number for number, row in enumerate(rows) if row.advantage != 0]
-    for name in (*EXTRAS, *OWN_ALGORITHMS):
+    for name in (*EXTRAS, *ALGORITHMS):
         algorithm = ALGORITHMS.get(name) or algorithm_of(EXTRAS[name])
         whole, part = ours(algorithm, rows), ours(algorithm, rows, [needed])
         is_same = bool((whole[1] - part[1]).abs().max() <= 1e-6 * whole[1].abs().max())

@@ -142,7 +142,10 @@ def test_numbers_and_words_mean_what_they_look_like(recipe_file):
         ("steps='3'", "steps must be a whole number, found the text '3'"),
         ("algorithm.name=grppo", "did you mean grpo?"),
         ("training=3", "training must be a mapping of settings, found 3"),
-        ("reward.functions=[]", "reward.functions must name what is rewarded: grpo trains on completions"),
+        (
+            "reward.functions=[]",
+            "reward.functions must name what is rewarded: grpo trains on completions that the policy samples",
+        ),
         ("evaluation.pass_at=[9]", "pass_at must be at most samples (4), got 9"),
         (
             "model.path=",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rft_core.loss_batches import OWN_ALGORITHMS
+from rft_core.algorithms import POLICY_GRADIENT_ALGORITHMS as ALGORITHMS
 from tests.rft_core.trainer import SPLITS, Trainer, gradient, in_float64
 from tests.rft_core.update_tables import tables
 from tests.tiny import make_tiny_model
@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("is_off_policy", [False, True])
-@pytest.mark.parametrize("name", [*OWN_ALGORITHMS, *SLOTS])
+@pytest.mark.parametrize("name", [*ALGORITHMS, *SLOTS])
 def test_gradient_does_not_depend_on_the_split(folder, name, is_off_policy):
     algorithm = SLOTS.get(name) or {"name": name}
     given = tables(policy_id="other" if is_off_policy else "root", behaviour=-5.0)

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import logsigmoid, softplus
 from transformers import AutoModelForCausalLM
 
-from rft_core.algorithms import ALGORITHMS
+from rft_core.algorithms import ALGORITHMS, POLICY_GRADIENT_ALGORITHMS
 from rft_core.checkpoint import load_checkpoint, save_checkpoint, weights_digest
 from rft_core.config import RolloutSettings
 from rft_core.errors import ContractError
@@ -18,12 +18,11 @@ from rft_core.pairing import CHOSEN, REJECTED
 from rft_core.policy import load_reference
 from rft_core.preference_step import RunningShift
 from tests.rft_core.given_tables import Given, labelled, pairs, tables_of, trajectories
-from tests.rft_core.loss_batches import OWN_ALGORITHMS
 from tests.rft_core.trainer import SPLITS, Trainer, gradient, in_float64
 from tests.tiny import make_tiny_model
 
 # By the record that they train on. Models with a head of scores have their own tests.
-CAUSAL = [name for name, row in ALGORITHMS.items() if name not in OWN_ALGORITHMS and row.head == "causal"]
+CAUSAL = [name for name, row in ALGORITHMS.items() if name not in POLICY_GRADIENT_ALGORITHMS and row.head == "causal"]
 
 
 @pytest.fixture(scope="module")

@@ -56,10 +56,26 @@ OF_ANOTHER_STAGE = {
         "rft_core.rewards.user_state",
         "rft_core.seeds",
     },
-    "rollouts": {"rft_core.batching", "rft_core.kernels.token_logprob", "rft_core.data.prompts"},
+    "rollouts": {
+        "rft_core.batching",
+        "rft_core.kernels.token_logprob",
+        "rft_core.data.examples",
+        "rft_core.data.faults",
+        "rft_core.data.masks",
+        "rft_core.data.prompts",
+    },
     "rewards": {"rft_core.data.examples", "rft_core.data.faults", "rft_core.data.prompts"},
-    "advantages": {"rft_core.losses", "rft_core.objective"},
-    "update": {"rft_core.data.prompts"},
+    "advantages": {"rft_core.losses", "rft_core.objective", "rft_core.rewards.given"},
+    "update": {"rft_core.advantages", "rft_core.data.prompts"},
+    "given": {
+        "rft_core.advantages",
+        "rft_core.batching",
+        "rft_core.data.examples",
+        "rft_core.data.faults",
+        "rft_core.data.prompts",
+        "rft_core.engines",
+        "rft_core.policy",
+    },
 }
 
 
