@@ -289,6 +289,7 @@ UPDATES = _record(
         _column("value_loss", pa.float64(), "Loss of the critic.", null="no critic"),
         _column("kl", pa.float64(), "Mean k3 estimate of the KL to the reference.", "nat", null="no reference model"),
         _column("kl_k1", pa.float64(), "Mean k1 estimate: policy - reference.", "nat", null="no reference model"),
+        _column("kl_coefficient", pa.float64(), "Weight of the KL term in this update.", null="no reference model"),
         _column("entropy", pa.float64(), "Mean entropy at the sampling temperature.", "nat", null="no token was run"),
         _column("clip_ratio_low", pa.float64(), "Share of trained tokens with A < 0 and a ratio below the clip."),
         _column("clip_ratio_high", pa.float64(), "Share of trained tokens with A > 0 and a ratio above the clip."),

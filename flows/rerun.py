@@ -63,6 +63,7 @@ LAST_READ_BY: dict[Stage, tuple[str, ...]] = {
     "rewards": ("reward",),
     "advantages": (
         "algorithm.advantage",
+        "algorithm.advantage_path",
         "algorithm.std_scope",
         "algorithm.std_ddof",
         "algorithm.std_epsilon",

@@ -30,6 +30,7 @@ class Credits:
     reward_N: np.ndarray  # float64, final: after clip and shaping; anything where not counted
     group_N: np.ndarray  # int64
     is_counted_N: np.ndarray  # bool
+    is_masked_N: np.ndarray | None = None  # bool: counted, but not trained (truncated, under `truncated: mask`)
     length_N: np.ndarray | None = None  # int64, tokens that the policy wrote; None where no estimator reads them
     draw_N: np.ndarray | None = None  # a seeded number of each rollout, for what is left out by lot
     components: Mapping[str, np.ndarray] = field(default_factory=dict)  # float64[N], NaN where a row has no such score
@@ -248,13 +249,14 @@ def group_mean_batch_whiten(credits: Credits, settings: AlgorithmSettings) -> np
 
 
 def group_mean_rescaled(credits: Credits, settings: AlgorithmSettings) -> np.ndarray:
-    """group_mean x B / (B - M): of B rows in groups large enough to train, M are in groups without signal, and would
-    thin the others out in the average (GPG, arXiv 2504.02546, eq. 6 to 8)."""
+    """group_mean x B / (B - M): of B trained rows, M are in groups without signal, and would thin the others out in the
+    average (GPG, arXiv 2504.02546, eq. 6 to 8)."""
     advantage_N = group_mean(credits, settings)
-    sizes = [(len(members), advantage_N[members].any()) for members in credits.groups()]
-    trained = [(size, has_signal) for size, has_signal in sizes if size >= settings.min_group_size]
-    with_signal = sum(size for size, has_signal in trained if has_signal)
-    return advantage_N * (sum(size for size, _ in trained) / with_signal) if with_signal else advantage_N
+    is_masked_N = np.zeros(len(advantage_N), dtype=bool) if credits.is_masked_N is None else credits.is_masked_N
+    large = [members for members in credits.groups() if len(members) >= settings.min_group_size]
+    num_trained = [(int((~is_masked_N[members]).sum()), advantage_N[members].any()) for members in large]
+    with_signal = sum(count for count, has_signal in num_trained if has_signal)
+    return advantage_N * (sum(count for count, _ in num_trained) / with_signal) if with_signal else advantage_N
 
 
 def _whitened(values_N: np.ndarray, credits: Credits, is_flat_N: np.ndarray, ddof: int) -> np.ndarray:

@@ -5,11 +5,13 @@ A setting that is null takes the row's value. One that nothing would read is ref
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from rft_core.settings import Settings
+from rft_core.settings import NOT_BLANK, Settings
+
+CUSTOM = {"path": "name", "advantage_path": "advantage", "surrogate_path": "surrogate"}  # path -> what it belongs to
 
 
 class PreferenceSettings(Settings):
@@ -90,7 +92,14 @@ class AlgorithmSettings(Settings):
         "reward_model",
         "process_reward_model",
         "online_dpo",
-    ] = Field("grpo", description="A row of ALGORITHMS; its defaults fill what is null here.")
+        "custom",
+    ] = Field("grpo", description="A row of ALGORITHMS; its defaults fill what is null here. custom takes `path`.")
+    path: str | None = Field(
+        None,
+        pattern=NOT_BLANK,
+        description="name custom: module.function or FILE.py:function that gives an Algorithm.",
+        json_schema_extra={"execution": True},
+    )
 
     # Advantages
     advantage: (
@@ -107,9 +116,16 @@ class AlgorithmSettings(Settings):
             "shifted_mean",
             "group_mean_batch_whiten",
             "group_mean_rescaled",
+            "custom",
         ]
         | None
-    ) = Field(None, description="Overrides the row's advantage.")
+    ) = Field(None, description="Overrides the row's advantage. custom takes `advantage_path`.")
+    advantage_path: str | None = Field(
+        None,
+        pattern=NOT_BLANK,
+        description="advantage custom: module.function or FILE.py:function of (credits, settings).",
+        json_schema_extra={"execution": True},
+    )
     std_scope: Literal["group", "batch"] | None = Field(
         None, description="group_zscore: whose standard deviation divides; null takes the row's, group with most."
     )
@@ -193,9 +209,16 @@ class AlgorithmSettings(Settings):
             "tapered",
             "exp_advantage",
             "gamma",
+            "custom",
         ]
         | None
-    ) = Field(None, description="Overrides the surrogate.")
+    ) = Field(None, description="Overrides the surrogate. custom takes `surrogate_path`.")
+    surrogate_path: str | None = Field(
+        None,
+        pattern=NOT_BLANK,
+        description="surrogate custom: module.function or FILE.py:function of (tokens, term).",
+        json_schema_extra={"execution": True},
+    )
     clip_low: float | None = Field(None, ge=0, lt=1, description="Ratios below 1 - clip_low are clipped where A < 0.")
     clip_high: float | None = Field(None, ge=0, description="Ratios above 1 + clip_high are clipped where A > 0.")
     dual_clip: float | None = Field(
@@ -237,6 +260,15 @@ class AlgorithmSettings(Settings):
         "is zero on-policy.",
     )
     kl_importance: bool = Field(False, description="Multiplies the KL estimate by the ratio, for off-policy rows.")
+    kl_target: float | None = Field(
+        None,
+        gt=0,
+        description="Adapts kl_coefficient after each update so that the mean KL per token comes near this (0.1 is "
+        "usual); null keeps it fixed.",
+    )
+    kl_horizon: int = Field(
+        10000, ge=1, description="kl_target: rollouts over which the coefficient adapts; more is slower."
+    )
     entropy_coefficient: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
 
     # Which rows
@@ -286,3 +318,17 @@ class AlgorithmSettings(Settings):
     preference: PreferenceSettings = Field(
         default_factory=PreferenceSettings, description="Of preference objectives; null takes the row's."
     )
+
+    @model_validator(mode="after")
+    def _paths_fit(self) -> Self:
+        for path, slot in CUSTOM.items():
+            if (getattr(self, slot) == "custom") != (getattr(self, path) is not None):
+                raise ValueError(
+                    f"{path} (module.function or FILE.py:function) goes with {slot}: custom, got {slot}: "
+                    f"{getattr(self, slot)} and {path}: {getattr(self, path)}"
+                )
+        return self
+
+    def paths(self) -> dict[str, str]:
+        """Where the user's own code is, by setting; empty without any."""
+        return {path: getattr(self, path) for path in CUSTOM if getattr(self, path) is not None}

@@ -47,6 +47,7 @@ def save_checkpoint(state: TrainState, folder: Path) -> None:
         "optimizer_step": state.optimizer_step,
         "skipped_in_a_row": state.skipped_in_a_row,
         "optimizer_num_steps": state.optimizer.num_steps,
+        "kl_coefficient": state.kl_coefficient,
         "lora": policy.adapter is not None,
         "shift": [state.shift.mean, state.shift.count],
         "scores": [state.scores.mean, state.scores.square, state.scores.count],
@@ -79,6 +80,7 @@ def load_checkpoint(state: TrainState, folder: Path) -> None:
         state.skipped_in_a_row = counters["skipped_in_a_row"]
         state.shift = RunningShift(*counters["shift"])
         state.scores = ScoreStatistics(*counters["scores"])
+        state.kl_coefficient = counters.get("kl_coefficient")  # absent before it could adapt
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelUnreadable(f"{folder} must hold a checkpoint of this model; reading it failed: {error}") from error
 

@@ -170,11 +170,8 @@ class Recipe(Settings):
         wanted = self.evaluation.correct_component
         if wanted is not None and wanted not in components:
             raise ValueError(f"evaluation.correct_component must be one of {components}, got {wanted!r}")
-        from rft_core.resolve import check, resolve_algorithm  # it reads these settings
-
-        algorithm = resolve_algorithm(self.algorithm)
-        check(algorithm, self.training)
-        self._data_fits(algorithm)
+        if not self.algorithm.paths():  # to look at a user's algorithm runs its code, which a run does when it starts
+            self._algorithm_fits()
         if self.evaluation.every and not self.data.heldout_fraction and self.data.heldout_source is None:
             raise ValueError(
                 "evaluation.every needs held-out prompts: set data.heldout_fraction above 0 or data.heldout_source, "
@@ -182,6 +179,14 @@ class Recipe(Settings):
             )
         if self.algorithm.overlong_buffer_tokens > self.rollout.max_completion_tokens:
             raise ValueError("algorithm.overlong_buffer_tokens must be at most rollout.max_completion_tokens")
+        return self
+
+    def _algorithm_fits(self) -> None:
+        from rft_core.resolve import check, resolve_algorithm  # it reads these settings
+
+        algorithm = resolve_algorithm(self.algorithm)
+        check(algorithm, self.training)
+        self._data_fits(algorithm)
         if algorithm.compares_groups and self.algorithm.min_group_size > self.rollout.group_size:
             raise ValueError(
                 f"algorithm.min_group_size ({self.algorithm.min_group_size}) must be at most "
@@ -190,7 +195,6 @@ class Recipe(Settings):
         clipped = next((function.component for function in self.reward.functions if function.clip is not None), None)
         if algorithm.advantage == "per_component" and clipped is not None:
             raise ValueError(f"reward clip of {clipped} has no effect: advantage per_component standardises the scores")
-        return self
 
     def _data_fits(self, algorithm: Algorithm) -> None:
         record = self.data.record

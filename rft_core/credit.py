@@ -77,12 +77,14 @@ def compute_advantages(
         final_N,
         joined.group_N,
         is_counted_N,
+        is_masked_N=is_counted_N & (np.array(reasons, dtype=object) != "none"),
         length_N=joined.num_tokens_N,
         draw_N=_draws(joined, seed) if settings.drop != "none" else None,
         components=joined.component_values(),
         component_weights=component_weights or {},
     )
-    advantage_N = ADVANTAGES[algorithm.advantage](credits, settings)
+    estimator = algorithm.advantage if callable(algorithm.advantage) else ADVANTAGES[algorithm.advantage]
+    advantage_N = estimator(credits, settings)
     flat_share = _note_groups(credits, algorithm, settings, reasons)
     is_given_N = joined.is_expert_N & _usable(joined)
     for row in np.flatnonzero(is_given_N):

@@ -142,7 +142,7 @@ def _policy_loss(
         sums |= {"gate_kept": (is_kept_T & rows.mask_T).sum(), "gate_tokens": rows.mask_T.sum()}
     # Given rows were sampled by no policy that is known: there is nothing to correct.
     if correction.kind != "none" and term.anchor != "behaviour" and term.rows != "expert":
-        from_current = term.surrogate in LIKELIHOOD_SURROGATES
+        from_current = term.surrogate in LIKELIHOOD_SURROGATES or getattr(term.surrogate, "is_likelihood", False)
         weight_T, weight_sums = _correction(correction, clean, rows, from_current)
         loss_T = loss_T * weight_T
         sums |= weight_sums
@@ -269,6 +269,8 @@ def _kl_loss(algorithm: Algorithm, clean: CleanBatch, denominators: Denominators
         "kl_k3": torch.where(rows.mask_T, KL_ESTIMATORS["k3"](exact_T), torch.zeros_like(exact_T)).sum(),
         "kl_tokens": rows.mask_T.sum(),
     }
+    sums["kl_row_means"] = rows.mean_R(KL_ESTIMATORS["k3"](exact_T)).sum()
+    sums["kl_rows"] = (rows.length_R > 0).sum()
     loss_T = KL_ESTIMATORS[kl.estimator](difference_T.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
     if kl.importance:
         loss_T = loss_T * ratio_of(clean.logprobs_T - clean.old_T)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rft_core.algorithms import ALGORITHMS
 from rft_core.errors import SettingsError
 from rft_core.preference_options import resolve_preference
-from rft_core.terms import Algorithm, Correction, Kl, Term
+from rft_core.terms import Algorithm, Correction, Kl, Term, UserParts
 
 if TYPE_CHECKING:
     from rft_core.algorithm_settings import AlgorithmSettings
@@ -23,6 +23,8 @@ SEQUENCE_AGGREGATIONS = frozenset({"sequence_mean", "sequence_sum"})
 REFUSED_KL_ESTIMATORS = frozenset({"k1"})
 
 RATIO_GATES = frozenset({"one_side", "two_side", "ring"})
+
+ANCHOR_GATES = RATIO_GATES | {"binary_tv", "binary_kl", "second_moment", "covariance_band"}
 
 # Setting -> (slot of the term, what must stand there to read it). Fields of Term have the same names.
 READ_BY: dict[str, tuple[str, frozenset[str]]] = {
@@ -80,39 +82,56 @@ _CORRECTION_LEVELS = {"mean": "sequence_geometric", "sum": "sequence_product"}
 
 
 def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
-    """The row of ALGORITHMS with the settings' overrides; SettingsError, with the reason, for what makes no sense."""
-    if settings.name not in ALGORITHMS:
+    """The row of ALGORITHMS with the settings' overrides; SettingsError, with the reason, for what makes no sense.
+
+    A user's own parts are loaded, which runs their code.
+    """
+    own = _user_parts(settings)
+    row = own.row or ALGORITHMS.get(settings.name)
+    if row is None:
         raise SettingsError(f"algorithm.name must be one of {sorted(ALGORITHMS)}, got {settings.name!r}")
-    row = ALGORITHMS[settings.name]
     algorithm = replace(
         row,
-        advantage=settings.advantage or row.advantage,
+        advantage=own.advantage or settings.advantage or row.advantage,
         terms=tuple(
-            _overridden(term, settings) if term.rows == "own" else _given_term(row, term, settings)
+            _overridden(term, settings, own) if term.rows == "own" else _given_term(row, term, settings)
             for term in row.terms
         ),
         kl=Kl(
             row.kl.coefficient if settings.kl_coefficient is None else settings.kl_coefficient,
             settings.kl_estimator or row.kl.estimator,
             settings.kl_importance or row.kl.importance,
+            row.kl.target if settings.kl_target is None else settings.kl_target,
+            settings.kl_horizon if _is_set(settings, "kl_horizon") else row.kl.horizon,
         ),
-        entropy_coefficient=settings.entropy_coefficient,
+        entropy_coefficient=settings.entropy_coefficient or row.entropy_coefficient,
         correction=_correction(row, settings),
         preference=resolve_preference(row.preference, row.name, settings.preference),
     )
     if not any(term.rows == "own" for term in algorithm.terms):
         _refuse_overrides(algorithm, settings)
     _refuse_unread(algorithm, settings)
-    for term in algorithm.terms:
+    for before, term in zip(row.terms, algorithm.terms, strict=True):
         _refuse_term(term, settings)
+        _refuse_old_source(before, term, settings)
     _refuse_advantage(algorithm, settings)
+    _refuse_rewards(settings)
     _refuse_kl(algorithm, settings)
     _refuse_correction(algorithm, settings)
     return algorithm
 
 
-def _overridden(term: Term, settings: AlgorithmSettings) -> Term:
+def _user_parts(settings: AlgorithmSettings) -> UserParts:
+    if not settings.paths():
+        return UserParts()
+    from rft_core.user_algorithm import user_parts  # only now what loading code takes
+
+    return user_parts(settings)
+
+
+def _overridden(term: Term, settings: AlgorithmSettings, own: UserParts) -> Term:
     values = {name: getattr(settings, name) for name in (*_SLOTS, *READ_BY)}
+    values["surrogate"] = own.surrogate or settings.surrogate
     changes = {name: value for name, value in values.items() if value is not None}
     if settings.old_source == "behaviour":
         changes["anchor"] = "behaviour"
@@ -176,12 +195,27 @@ def _refuse_term(term: Term, settings: AlgorithmSettings) -> None:
     if term.level != "token" and term.surrogate in SINGLE_STEP_SURROGATES and term.gate not in RATIO_GATES:
         raise SettingsError(f"algorithm.level {term.level} has no effect: surrogate {term.surrogate} uses no ratio")
     for name, (slot, parts) in READ_BY.items():
-        if getattr(settings, name) is not None and getattr(term, slot) not in parts:
+        part = getattr(term, slot)
+        if getattr(settings, name) is not None and part not in parts and not callable(part):
             raise SettingsError(
-                f"algorithm.{name} has no effect with {slot} {getattr(term, slot)}; it is read by {slot} "
-                + " or ".join(sorted(parts))
+                f"algorithm.{name} has no effect with {slot} {part}; it is read by {slot} " + " or ".join(sorted(parts))
             )
     _refuse_bounds(term)
+
+
+def _refuse_old_source(before: Term, term: Term, settings: AlgorithmSettings) -> None:
+    if settings.old_source != "behaviour" or term.rows != "own":
+        return
+    if before.anchor == "behaviour":
+        raise SettingsError(
+            "algorithm.old_source has no effect: this algorithm's ratio is to the behaviour policy anyway"
+        )
+    is_read = term.gate in ANCHOR_GATES or term.regularizer == "squared_log_ratio"
+    if term.surrogate in ("logprob", "exp_advantage") and not is_read:
+        raise SettingsError(
+            f"algorithm.old_source has no effect: surrogate {term.surrogate} uses no ratio; use correction none to "
+            "leave off-policy rows uncorrected"
+        )
 
 
 def _refuse_bounds(term: Term) -> None:
@@ -208,6 +242,8 @@ def _refuse_bounds(term: Term) -> None:
 
 
 def _refuse_advantage(algorithm: Algorithm, settings: AlgorithmSettings) -> None:
+    if callable(algorithm.advantage):
+        return  # it may read any setting
     if algorithm.filled(settings).std_scope == "batch" and algorithm.advantage != "group_zscore":
         raise SettingsError(
             f"algorithm.std_scope batch has no effect: advantage {algorithm.advantage} divides by no standard deviation"
@@ -226,6 +262,9 @@ def _refuse_advantage(algorithm: Algorithm, settings: AlgorithmSettings) -> None
             raise SettingsError(
                 f"algorithm.{name} has no effect: advantage per_component reads components, not their sum"
             )
+
+
+def _refuse_rewards(settings: AlgorithmSettings) -> None:
     low, high = settings.reward_clip_low, settings.reward_clip_high
     if low is not None and high is not None and low >= high:
         raise SettingsError(f"algorithm.reward_clip_low must be below reward_clip_high, got {low:g} and {high:g}")
@@ -238,6 +277,12 @@ def _refuse_kl(algorithm: Algorithm, settings: AlgorithmSettings) -> None:
             f"algorithm.kl_estimator {kl.estimator} is refused in the loss: its expected gradient on-policy is zero; "
             "use k2 (KL of the policy to the reference) or k3"
         )
+    if settings.kl_estimator is not None and kl.coefficient == 0:
+        raise SettingsError("algorithm.kl_estimator has no effect: kl_coefficient is 0")
+    if kl.target is not None and kl.coefficient == 0:
+        raise SettingsError("algorithm.kl_target needs kl_coefficient above 0, from which it adapts")
+    if kl.target is None and _is_set(settings, "kl_horizon"):
+        raise SettingsError("algorithm.kl_horizon has no effect: kl_target is null")
     if kl.importance and kl.coefficient == 0:
         raise SettingsError("algorithm.kl_importance has no effect: kl_coefficient is 0")
     if kl.importance and kl.estimator != "k3":

@@ -94,6 +94,8 @@ class Kl:
     coefficient: float = 0.0
     estimator: str = "k3"
     importance: bool = False
+    target: float | None = None  # nats a token; given, the coefficient adapts after each update
+    horizon: int = 10000  # rollouts over which it does
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,8 @@ class Algorithm:
 
     @property
     def compares_groups(self) -> bool:
+        if callable(self.advantage):
+            return bool(getattr(self.advantage, "compares_groups", False))
         return self.advantage in GROUP_ESTIMATORS
 
     @property
@@ -182,3 +186,13 @@ class Algorithm:
         from rft_core.objective import loss_parts  # torch is loaded here, not when settings are checked
 
         return loss_parts(self, batch, denominators, step)
+
+
+@dataclass(frozen=True)
+class UserParts:
+    """What a recipe's paths name; None where it names nothing."""
+
+    row: Algorithm | None = None
+    advantage: Callable[..., Any] | None = None
+    surrogate: Callable[..., Any] | None = None
+    identity: dict[str, Any] = field(default_factory=dict)  # of the code, by setting

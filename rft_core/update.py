@@ -20,11 +20,13 @@ from torch import Tensor
 
 from data_contracts.refs import PolicyRef
 from data_contracts.schemas import UPDATES
-from rft_core.batching import MicroBatch, TrainRow
+from rft_core.batching import MicroBatch
 from rft_core.config import AlgorithmSettings, RolloutSettings, TrainingSettings
 from rft_core.errors import TrainingDiverged
-from rft_core.losses import ROW_KINDS, Denominators, LossBatch, denominators_of
-from rft_core.objective import finish_metrics, step_kept
+from rft_core.kl_controller import adapted_coefficient
+from rft_core.losses import ROW_KINDS, LossBatch
+from rft_core.mini_batches import MiniBatch, plan_mini_batches
+from rft_core.objective import finish_metrics, merge_sums, step_kept
 from rft_core.optimizer import Optimizer, learning_rate
 from rft_core.policy import Policy, Scorer
 from rft_core.preference_step import (
@@ -33,12 +35,11 @@ from rft_core.preference_step import (
     RunningShift,
     ScoreStatistics,
     mean_log_ratio,
-    mismatched_rows,
     preference_gradient,
 )
 from rft_core.resolve import check, resolve_algorithm
-from rft_core.seeds import derive, permutation, uniforms
-from rft_core.terms import Algorithm
+from rft_core.seeds import derive, uniforms
+from rft_core.terms import Algorithm, Kl
 from rft_core.train_rows import train_rows
 
 Progress = Callable[[int, int, str], None]
@@ -59,22 +60,11 @@ class TrainState:
     skipped_in_a_row: int = 0  # for a non-finite loss or gradient
     shift: RunningShift = field(default_factory=RunningShift)
     scores: ScoreStatistics = field(default_factory=ScoreStatistics)
+    kl_coefficient: float | None = None  # where it adapts, after the first update: that of the next one
 
     @classmethod
     def start(cls, policy: Policy) -> TrainState:
         return cls(policy, Optimizer.over(policy))
-
-
-@dataclass(frozen=True)
-class MiniBatch:
-    """The rows of one optimizer step; `forward_rows` are those whose logprobs its loss reads."""
-
-    rows: list[TrainRow]
-    forward_rows: list[TrainRow]
-    micro_batches: list[MicroBatch]  # of forward_rows
-    group_numbers: dict[str, int]
-    denominators: Denominators
-    mismatched: MiniBatch | None = None  # kto: the same completions behind other prompts
 
 
 @dataclass(frozen=True)
@@ -120,12 +110,12 @@ def update_policy(
     TrainingDiverged after too many non-finite steps in a row; a step that is skipped leaves no trace in weights and
     moments.
     """
-    row_of_table = resolve_algorithm(algorithm)
+    row_of_table = _with_adapted_kl(resolve_algorithm(algorithm), state)
     check(row_of_table, training)
     rows = train_rows(rollouts, advantages, before, row_of_table.positions)
     version = before.version + 1
     seed = derive(seed, "update", version)
-    plan = _plan(state.policy, rows, row_of_table, training, rollout.max_completion_tokens, seed)
+    plan = plan_mini_batches(state.policy, rows, row_of_table, training, rollout.max_completion_tokens, seed)
     num_passes = len(plan) // training.epochs
     is_behind = len(plan) > 1 or any(row.is_off_policy and row.num_trained_tokens for row in rows)
     needs_old, needs_reference = is_behind and row_of_table.needs_old, row_of_table.needs_reference
@@ -133,64 +123,26 @@ def update_policy(
     update = _Update(row_of_table, training, rollout.temperature, version, total_steps, counter, seed)
     scorers = {"old": state.policy if needs_old else None, "reference": reference if needs_reference else None}
     scores = Scores(**{name: _score(scorer, plan[:num_passes], update, name) for name, scorer in scorers.items()})
-    made = [_optimizer_step(state, mini_batch, scores, update) for mini_batch in plan]
+    steps = [_optimizer_step(state, mini_batch, scores, update) for mini_batch in plan]
+    made = [row for row, _ in steps]
+    if row_of_table.kl.target is not None:
+        num_rollouts = len({row.rollout_id for row in rows if row.num_trained_tokens})
+        sums = merge_sums(sums for _, of_step in steps for sums in of_step)
+        state.kl_coefficient = _next_kl_coefficient(row_of_table.kl, sums, num_rollouts)
     return pa.Table.from_pylist(made, schema=UPDATES.schema)
 
 
-def _plan(
-    policy: Policy,
-    rows: list[TrainRow],
-    algorithm: Algorithm,
-    training: TrainingSettings,
-    max_completion_tokens: int,
-    seed: int,
-) -> list[MiniBatch]:
-    """Every epoch's mini-batches: whole groups, in an order drawn anew each epoch. Some are empty where groups are few,
-    so that the number of optimizer steps is known beforehand."""
-    groups: dict[str, list[TrainRow]] = {}
-    for row in rows:
-        groups.setdefault(row.group_id, []).append(row)
-    trained = [row for row in rows if row.num_trained_tokens]
-    # Partners come from the whole step: the same in every epoch, whatever mini-batch a row falls into.
-    needs_mismatched = algorithm.preference is not None and algorithm.preference.uses("kto")
-    mismatched = mismatched_rows(trained) if needs_mismatched else {}
-    plan = []
-    for epoch in range(training.epochs):
-        order = permutation(derive(seed, epoch), len(groups))
-        names = list(groups)
-        for part in np.array_split(order, training.mini_batches):
-            # Inside a mini-batch rows keep the table's order: only membership is drawn.
-            chosen = [row for index in sorted(part) for row in groups[names[index]]]
-            made = _mini_batch(policy, chosen, algorithm, training.micro_batch_tokens, max_completion_tokens)
-            plan.append(_with_mismatched(made, mismatched, policy, training.micro_batch_tokens))
-    return plan
+def _with_adapted_kl(algorithm: Algorithm, state: TrainState) -> Algorithm:
+    if algorithm.kl.target is None or state.kl_coefficient is None:
+        return algorithm
+    return replace(algorithm, kl=replace(algorithm.kl, coefficient=state.kl_coefficient))
 
 
-def _mini_batch(
-    policy: Policy, rows: list[TrainRow], algorithm: Algorithm, token_budget: int, max_completion_tokens: int
-) -> MiniBatch:
-    needs_all = algorithm.needs_all_rows()
-    forward_rows = [row for row in rows if row.num_trained_tokens and (needs_all or row.has_signal)]
-    numbers = {group: number for number, group in enumerate(dict.fromkeys(row.group_id for row in rows))}
-    denominators = denominators_of(
-        [row.num_trained_tokens for row in rows],
-        [numbers[row.group_id] for row in rows],
-        max_completion_tokens,
-        [row.weight for row in rows],
-        [row.term for row in rows],
-    )
-    batches = policy.micro_batches(forward_rows, token_budget)
-    return MiniBatch(rows, forward_rows, batches, numbers, denominators)
-
-
-def _with_mismatched(
-    made: MiniBatch, mismatched: dict[tuple[str, int], TrainRow], policy: Policy, token_budget: int
-) -> MiniBatch:
-    if not mismatched:
-        return made
-    others = [mismatched[row.key] for row in made.forward_rows]
-    batches = policy.micro_batches(others, token_budget)
-    return replace(made, mismatched=replace(made, rows=others, forward_rows=others, micro_batches=batches))
+def _next_kl_coefficient(kl: Kl, sums: dict[str, float], num_rollouts: int) -> float:
+    """From the mean over rows of their token mean, over all passes of the update."""
+    assert kl.target is not None, "only an adaptive coefficient has a next one"
+    mean = sums["kl_row_means"] / sums["kl_rows"] if sums.get("kl_rows") else None
+    return adapted_coefficient(kl.coefficient, mean, num_rollouts, kl.target, kl.horizon)
 
 
 def _score(scorer: Scorer | None, plan: Sequence[MiniBatch], update: _Update, name: str) -> Logprobs | None:
@@ -199,17 +151,19 @@ def _score(scorer: Scorer | None, plan: Sequence[MiniBatch], update: _Update, na
         return None
     scored = {}
     with torch.no_grad():
-        for mini_batch in (part for whole in plan for part in _parts(whole)):
+        for mini_batch in (part for whole in plan for part in whole.parts):
             for batch in mini_batch.micro_batches:
                 logprobs_T, _ = scorer.token_logprobs(batch, update.temperature)
-                rows = _rows_of(mini_batch, batch)
+                rows = mini_batch.rows_of(batch)
                 scored |= {row.key: part for row, part in zip(rows, logprobs_T.split(batch.lengths), strict=True)}
                 update.advance(f"{name} logprobs")
     return scored
 
 
-def _optimizer_step(state: TrainState, mini_batch: MiniBatch, scores: Scores, update: _Update) -> dict[str, Any]:
-    """Accumulate the gradient of a mini-batch, then step or skip; gives the row of `updates`."""
+def _optimizer_step(
+    state: TrainState, mini_batch: MiniBatch, scores: Scores, update: _Update
+) -> tuple[dict[str, Any], list[dict[str, float]]]:
+    """Accumulate the gradient of a mini-batch, then step or skip; gives the row of `updates` and the sums behind it."""
     state.optimizer_step += 1
     rate = learning_rate(update.training, state.optimizer_step, update.total_optimizer_steps)
     optimizer = state.optimizer
@@ -238,11 +192,12 @@ def _optimizer_step(state: TrainState, mini_batch: MiniBatch, scores: Scores, up
         "trained_tokens": sum(row.num_trained_tokens for row in trained),
         "off_policy_rows": sum(row.is_off_policy for row in trained),
         "forward_rows": len(mini_batch.forward_rows),
+        "kl_coefficient": update.algorithm.kl.coefficient if update.algorithm.needs_reference else None,
         "skipped": skipped,
     }
     if skipped in (NON_FINITE_LOSS, NON_FINITE_GRADIENT):
         _count_skipped(state, update, made)
-    return made
+    return made, sums
 
 
 def _step_gate(
@@ -256,14 +211,14 @@ def _step_gate(
         for batch in mini_batch.micro_batches:
             logprobs_T, entropy_T = state.policy.token_logprobs(batch, update.temperature)
             batches.append(_loss_batch(mini_batch, batch, scores, logprobs_T, entropy_T))
-            rows = _rows_of(mini_batch, batch)
+            rows = mini_batch.rows_of(batch)
             seeds = [derive(update.seed, "gate", state.optimizer_step, *row.key) for row in rows]
             numbers = [uniforms(seed, length) for seed, length in zip(seeds, batch.lengths, strict=True)]
             draws.append(torch.from_numpy(np.concatenate(numbers)).to(logprobs_T.device))
             update.advance("gate over the whole step")
     kept = {}
     for batch, kept_T in zip(mini_batch.micro_batches, step_kept(update.algorithm, batches, draws), strict=True):
-        rows = _rows_of(mini_batch, batch)
+        rows = mini_batch.rows_of(batch)
         kept |= {row.key: part for row, part in zip(rows, kept_T.split(batch.lengths), strict=True)}
     return kept
 
@@ -301,7 +256,7 @@ def _accumulate(
             break
         differentiated = parts.loss
         if preferred is not None:
-            coefficients = [preferred.coefficients[row.key] for row in _rows_of(mini_batch, batch)]
+            coefficients = [preferred.coefficients[row.key] for row in mini_batch.rows_of(batch)]
             slope_T = torch.cat(coefficients).to(logprobs_T.device)
             differentiated = differentiated + torch.where(slope_T != 0, slope_T * logprobs_T, 0.0).sum()
         differentiated.backward()
@@ -312,7 +267,7 @@ def _accumulate(
 def _loss_batch(
     mini_batch: MiniBatch, batch: MicroBatch, scores: Scores, logprobs_T: Tensor, entropy_T: Tensor | None
 ) -> LossBatch:
-    rows = _rows_of(mini_batch, batch)
+    rows = mini_batch.rows_of(batch)
     device = logprobs_T.device
 
     def flat(parts: list[np.ndarray]) -> Tensor:
@@ -346,10 +301,6 @@ def _loss_batch(
     )
 
 
-def _rows_of(mini_batch: MiniBatch, batch: MicroBatch) -> list[TrainRow]:
-    return [mini_batch.forward_rows[index] for index in batch.row_indices]
-
-
 def _reason_to_skip(mini_batch: MiniBatch, loss: float, norm: float) -> str | None:
     if not any(row.num_trained_tokens for row in mini_batch.rows):
         return NO_TRAINED_TOKENS
@@ -376,7 +327,7 @@ def _counter(
 ) -> Callable[[str], None]:
     """A function that counts micro-batches, of all passes, and reports each."""
     trained = sum(len(mini_batch.micro_batches) for mini_batch in plan)
-    scored = [sum(len(part.micro_batches) for part in _parts(mini_batch)) for mini_batch in plan]
+    scored = [sum(len(part.micro_batches) for part in mini_batch.parts) for mini_batch in plan]
     total = trained * (1 + (algorithm.step_gate is not None)) + num_scorers * sum(scored[:num_passes])
     total += sum(scored) * (algorithm.preference is not None)
     done = 0
@@ -388,8 +339,3 @@ def _counter(
             progress(done, total, note)
 
     return advance
-
-
-def _parts(mini_batch: MiniBatch) -> list[MiniBatch]:
-    """What is scored: the rows, and for kto also behind other prompts."""
-    return [mini_batch] if mini_batch.mismatched is None else [mini_batch, mini_batch.mismatched]

@@ -11,6 +11,7 @@ from data_contracts.refs import TableRef, content_key
 from rft_core.credit import compute_advantages
 from rft_core.seeds import derive
 from tasks.context import RunContext, opened
+from tasks.policy import algorithm_identity
 from tasks.progress import Summary
 from tasks.semantics import SEMANTICS
 from tasks.stage import Slot, commit, report, reuse, stage_task, write
@@ -32,7 +33,7 @@ def assign_credit(run: str, slot: Slot, rollouts: TableRef, rewards: TableRef) -
         "advantages",
         inputs=[rollouts, rewards],
         settings=settings,
-        identity={},
+        identity=algorithm_identity(context),
         seed=recipe.seed,
         semantics=SEMANTICS["advantages"],
     )

@@ -25,6 +25,7 @@ from tasks.progress import LogWatcher, Watcher
 if TYPE_CHECKING:
     from rft_core.engines import Engine
     from rft_core.rewards import Grader
+    from rft_core.terms import Algorithm
     from tasks.policy import Policies
 
 PHASE = "main"
@@ -71,11 +72,11 @@ class RunContext:
         return Policies(self)
 
     @cached_property
-    def samples(self) -> bool:
-        """Whether the policy writes what it is trained on; else the data set gives it."""
-        from rft_core.algorithms import ALGORITHMS
+    def algorithm(self) -> Algorithm:
+        """The recipe's row of ALGORITHMS, or the user's own."""
+        from rft_core.resolve import resolve_algorithm
 
-        return ALGORITHMS[self.recipe.algorithm.name].samples
+        return resolve_algorithm(self.recipe.algorithm)
 
     @property
     def root_policy(self) -> PolicyRef:

@@ -12,7 +12,6 @@ from prefect.client.schemas.objects import State
 
 from data_contracts.refs import PolicyRef, TableRef, content_key
 from data_contracts.validation import check_table
-from rft_core.algorithms import ALGORITHMS
 from rft_core.environments import RolloutPlan, given_rollouts, plan_blocks
 from rft_core.rewards.given import GIVEN, given_rewards
 from tasks.context import RunContext, opened
@@ -125,7 +124,7 @@ def measure_likelihood(
     context = opened(run)
     began = time.monotonic()
     recipe = context.recipe
-    algorithm = ALGORITHMS[recipe.algorithm.name]
+    algorithm = context.algorithm
     # A preference is measured against where the run began, also where the loss takes no reference.
     has_reference = algorithm.preference is not None and algorithm.head == "causal"
     settings = {

@@ -42,7 +42,14 @@ STAGE_OF_SETTING = {
     "evaluation": "update",
     "steps": "update",
 }
-STAGE_OF_IDENTITY = {"source": "data", "tokenizer": "data", "model": "data", "script": "rollouts", "grader": "rewards"}
+STAGE_OF_IDENTITY = {
+    "source": "data",
+    "tokenizer": "data",
+    "model": "data",
+    "script": "rollouts",
+    "grader": "rewards",
+    "algorithm": "advantages",
+}
 # Settings that a recipe may leave to the machine: chosen once, at the start of a run.
 CHOICES = (("model", "device"), ("model", "dtype"), ("training", "checkpoint_every"), ("execution", "threads"))
 STAGE_ORDER = ("data", "rollouts", "rewards", "advantages", "update")
@@ -161,6 +168,12 @@ def identify(recipe: Recipe, model_folder: Path, pinned: dict[str, str]) -> dict
         "policy": digest_of({"model": model, **settings}),
         "grader": build_grader(recipe.reward).digest,
     }
+    if recipe.algorithm.paths():
+        from rft_core.resolve import check, resolve_algorithm
+        from rft_core.user_algorithm import algorithm_code
+
+        check(resolve_algorithm(recipe.algorithm), recipe.training)  # other algorithms were checked with the recipe
+        identity["algorithm"] = digest_of(algorithm_code(recipe.algorithm))
     if recipe.rollout.script is not None:
         script = Path(recipe.rollout.script)
         if not script.is_file():

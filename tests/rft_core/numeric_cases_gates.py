@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from rft_core.gates import GATES, STEP_GATES, StepTokens
+from rft_core.kl_controller import adapted_coefficient
 from rft_core.losses import MAX_LOG_RATIO, Rows
 from rft_core.surrogates import SURROGATES, Tokens
 from rft_core.terms import Term
@@ -100,7 +101,19 @@ def verl_token_rs(inputs):
     }
 
 
+def adaptive_kl(inputs):
+    step = {"num_rollouts": inputs["n_steps"], "target": inputs["target"], "horizon": inputs["horizon"]}
+    return [adapted_coefficient(inputs["init"], observed, **step) for observed in inputs["observed"]]
+
+
+def adaptive_kl_step(inputs):
+    step = {"num_rollouts": inputs["n"], "target": inputs["target"], "horizon": inputs["horizon"]}
+    return {"value": adapted_coefficient(inputs["value"], inputs["observed"], **step)}
+
+
 MET = {
+    "adaptive_kl": adaptive_kl,
+    "adaptive_kl_step": adaptive_kl_step,
     "entropy_mask_0": entropy_mask,
     "entropy_mask_2": entropy_mask,
     "entropy_mask_3": entropy_mask,

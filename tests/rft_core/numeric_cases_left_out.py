@@ -35,7 +35,7 @@ LATER = {
         "gae_returns_g1_l0.5 gae_masked_middle_two_conventions gae_multiturn_invariance reinforce_pp_returns_0 "
         "reinforce_pp_returns_2 reinforce_pp_returns_3 reward_variance_filter_top_p"
     ),
-    "KL in the reward and its controllers": "rloo_trl adaptive_kl adaptive_kl_step entropy_ctl",
+    "KL in the reward, an adaptive entropy bonus": "rloo_trl entropy_ctl",
     "losses and corrections still to come (critic, filters by divergence, approximate old policies)": (
         "value_clip value_loss_clip areal_kl_k2_filter areal_prox_loglinear areal_prox_linear"
     ),

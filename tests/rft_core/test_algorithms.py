@@ -25,7 +25,7 @@ def resolve(**settings):
 
 
 def test_settings_table_and_oracle_name_the_same_algorithms():
-    literals = set(get_args(AlgorithmSettings.model_fields["name"].annotation))
+    literals = set(get_args(AlgorithmSettings.model_fields["name"].annotation)) - {"custom"}
     assert literals == set(ALGORITHMS)
     assert set(POLICY_GRADIENT_ALGORITHMS) == set(oracle.ALGORITHMS)
     assert all(row.name == name for name, row in ALGORITHMS.items())
@@ -278,6 +278,11 @@ NONSENSE = [
     ({"tau": 2.0}, "neither baseline log_mean_exp nor a term reads it"),
     ({"name": "gdpo", "reward_clip_high": 1.0}, "reads components, not their sum"),
     ({"name": "gdpo", "overlong_buffer_tokens": 10}, "reads components, not their sum"),
+    ({"name": "topr", "old_source": "behaviour"}, "is to the behaviour policy anyway"),
+    ({"name": "opo", "old_source": "behaviour"}, "surrogate logprob uses no ratio; use correction none"),
+    ({"kl_estimator": "k2"}, "kl_estimator has no effect"),
+    ({"kl_target": 0.1}, "kl_target needs kl_coefficient above 0"),
+    ({"kl_coefficient": 0.1, "kl_horizon": 5}, "kl_horizon has no effect"),
     ({"kl_importance": True}, "kl_coefficient is 0"),
     ({"kl_importance": True, "kl_coefficient": 0.1, "kl_estimator": "k2"}, "weighs k3"),
     ({"correction": "mask", "correction_low": 6.0}, "correction_low must be below"),

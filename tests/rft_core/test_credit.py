@@ -249,6 +249,14 @@ def test_components_that_differ_are_signal_even_if_their_sum_does_not():
     assert metrics["frac_reward_zero_std"] == 0.5  # of the rewards themselves: group g
 
 
+def test_rows_that_are_masked_do_not_count_among_the_trained_of_gpg():
+    # Three trained rows of group g and two of h, which has no signal: x 5 / 3. The cut row is in g's mean alone, 1/4.
+    cut = members("g", 0.0, finish_reason="length", status="truncated")
+    rows = [*members("g", 1.0, 0.0, 0.0), *cut, *members("h", 1.0, 1.0)]
+    table, _ = credit(*rows, name="gpg", truncated="mask")
+    assert advantages(table) == pytest.approx([0.75 * 5 / 3, -0.25 * 5 / 3, -0.25 * 5 / 3, 0, 0, 0])
+
+
 def test_what_is_left_out_by_lot_follows_the_seed_and_is_counted():
     rows = members("g", *[1.0] * 2, *[0.0] * 8)
     rollouts, rewards = tables(*rows)

@@ -152,6 +152,26 @@ def test_a_behaviour_anchor_is_used_and_required():
         loss_of(algorithm, hand_batch([-1.0], [1.0], behaviour_logprobs_T=[math.nan]), over)
 
 
+def test_a_correction_starts_where_the_gradient_holds_no_ratio_from_the_current_policy():
+    # lp -1, old -1.2, behaviour -1.5, A = 1. clipped: -e^.2, held at 1.2, x old / behaviour e^.3. capped: -w lp = e^.2,
+    # x current / behaviour e^.5.
+    batch = hand_batch([-1.0], [1.0], off_policy=True, old_logprobs_T=[-1.2], behaviour_logprobs_T=[-1.5])
+    over = denominators_of([1], [0], 8)
+    assert loss_of(algorithm_of({}), batch, over) == pytest.approx(-1.2 * math.exp(0.3))
+    assert loss_of(ALGORITHMS["cispo"], batch, over) == pytest.approx(math.exp(0.2 + 0.5))
+
+
+@pytest.mark.parametrize("name", ["opmd", "asymre", "rec", "topr"])
+def test_objectives_for_data_of_any_policy_are_not_corrected_on_top(name):
+    given = {"old_logprobs_T": [-1.1], "behaviour_logprobs_T": [-3.0]}
+    over = denominators_of([1], [0], 8)
+    losses = [
+        loss_of(ALGORITHMS[name], hand_batch([-1.0], [1.0], off_policy=is_off_policy, **given), over)
+        for is_off_policy in (False, True)
+    ]
+    assert losses[0] == losses[1] == pytest.approx(0.5 if name == "opmd" else 1.0)
+
+
 def test_what_a_term_needs_and_lacks_is_named():
     batch, over = hand_batch([-1.0], [1.0]), denominators_of([1], [0], 8)
     with pytest.raises(ContractError, match="reference_logprobs_T"):

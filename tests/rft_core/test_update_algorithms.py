@@ -6,11 +6,19 @@ Splits are compared in float64, where nothing but the split differs. In float32 
 
 from __future__ import annotations
 
-import pytest
+import math
 
+import numpy as np
+import pytest
+import torch
+
+from data_contracts.refs import PolicyRef
 from rft_core.algorithms import POLICY_GRADIENT_ALGORITHMS as ALGORITHMS
+from rft_core.checkpoint import load_checkpoint, save_checkpoint
+from rft_core.kl_controller import adapted_coefficient
+from rft_core.train_rows import train_rows
 from tests.rft_core.trainer import SPLITS, Trainer, gradient, in_float64
-from tests.rft_core.update_tables import tables
+from tests.rft_core.update_tables import ROOT, tables
 from tests.tiny import make_tiny_model
 
 # Slots that look at more than one token: each must see whole rows, or the whole step.
@@ -47,6 +55,28 @@ def test_gradient_does_not_depend_on_the_split(folder, name, is_off_policy):
             assert other[column] == (pytest.approx(value, rel=1e-6, abs=1e-7) if isinstance(value, float) else value)
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_rewarded_completions_become_likelier(folder, name):
+    """Five updates on fixed rollouts: the mean logprob of rows of A > 0 rises against that of rows of A < 0."""
+    rollouts, advantages = tables(behaviour=-5.0)
+    trainer = Trainer(folder, {"name": name}, learning_rate=5e-3)
+    rows = [row for row in train_rows(rollouts, advantages, ROOT) if row.num_trained_tokens and row.has_signal]
+
+    def gap() -> float:
+        means = {1.0: [], -1.0: []}
+        with torch.no_grad():
+            for batch in trainer.state.policy.micro_batches(rows, 1000):
+                parts = trainer.state.policy.token_logprobs(batch, 1.0)[0].split(batch.lengths)
+                for index, part in zip(batch.row_indices, parts, strict=True):
+                    means[float(np.sign(rows[index].advantages[0]))].append(float(part.mean()))
+        return float(np.mean(means[1.0]) - np.mean(means[-1.0]))
+
+    before = gap()
+    for _ in range(5):
+        trainer.update(rollouts, advantages)
+    assert gap() - before > 0.5
+
+
 def test_a_gate_over_the_whole_step_is_decided_anew_before_each_optimizer_step(folder):
     algorithm = {"gate": "entropy_quantile", "entropy_quantile": 0.5}
     trainer = Trainer(folder, algorithm, mini_batches=2, micro_batch_tokens=40)
@@ -63,3 +93,36 @@ def test_the_behaviour_policy_as_old_needs_no_pass_of_its_own(folder):
     (row,) = trainer.update(*tables(policy_id="other", behaviour=-5.0))
     assert {note for _, _, note in trainer.seen} == {"forward and backward"}
     assert row["effective_sample_size"] is None and row["ratio_max"] != 1.0
+
+
+def test_the_kl_coefficient_adapts_after_each_update(folder):
+    # 11 rollouts are trained, horizon 100. The first update's KL is 0 before its step: error -.2, so x (1 - .022).
+    adaptive = {"kl_coefficient": 0.1, "kl_target": 1e-6, "kl_horizon": 100}
+    trainer = Trainer(folder, adaptive)
+    (first,) = trainer.update(*tables())
+    (second,) = trainer.update(*tables(policy_id="next"), before=PolicyRef("next", 1))
+    (third,) = trainer.update(*tables(policy_id="last"), before=PolicyRef("last", 2))
+    found = [row["kl_coefficient"] for row in (first, second, third)]
+    # Then it is far above the target: error +.2.
+    assert found == pytest.approx([0.1, 0.1 * 0.978, 0.1 * 0.978 * 1.022])
+    assert second["kl"] > 1e-5
+    assert second["loss"] > second["policy_loss"]
+    (fixed,) = Trainer(folder, {"kl_coefficient": 0.1}).update(*tables())
+    assert (fixed["kl_coefficient"], fixed["loss"]) == (0.1, first["loss"])
+    assert Trainer(folder).update(*tables())[0]["kl_coefficient"] is None
+
+
+def test_an_adapted_kl_coefficient_is_in_the_checkpoint(folder, tmp_path):
+    adaptive = {"kl_coefficient": 0.1, "kl_target": 1e-6, "kl_horizon": 100}
+    trainer, resumed = Trainer(folder, adaptive), Trainer(folder, adaptive)
+    trainer.update(*tables())
+    save_checkpoint(trainer.state, tmp_path / "saved")
+    load_checkpoint(resumed.state, tmp_path / "saved")
+    again = [one.update(*tables(policy_id="next"), before=PolicyRef("next", 1)) for one in (trainer, resumed)]
+    assert again[0] == again[1]
+    assert resumed.state.kl_coefficient == trainer.state.kl_coefficient != 0.1
+
+
+def test_what_cannot_be_measured_leaves_the_coefficient():
+    for kl in (None, math.nan, math.inf):
+        assert adapted_coefficient(0.1, kl, 8, 0.1, 100) == 0.1
