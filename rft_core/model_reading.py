@@ -63,14 +63,16 @@ def read_module(
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """transformers draws a bar for every load and save; ours tells of progress in its own way."""
+    """transformers draws a bar for every load and save, and reports missing weights, which `read_module` judges."""
     from transformers import logging
 
-    had_bars = logging.is_progress_bar_enabled()
+    had_bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if had_bars:
             logging.enable_progress_bar()
 
