@@ -5,7 +5,7 @@ A setting that is null takes the row's value. One that nothing would read is ref
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,7 +17,7 @@ CUSTOM = {"path": "name", "advantage_path": "advantage", "surrogate_path": "surr
 class PreferenceSettings(Settings):
     """Null takes the value of the algorithm's row."""
 
-    losses: dict[str, float] | None = Field(
+    losses: dict[str, Annotated[float, Field(ge=0)]] | None = Field(
         None, min_length=1, description="Losses and their weights, e.g. {dpo: 0.8, nll: 0.2}."
     )
     beta: float | None = Field(None, gt=0, description="Scale of the margin.")

@@ -212,6 +212,11 @@ class Recipe(Settings):
                     f"reward.functions must name what is rewarded: {algorithm.name} trains on completions that the "
                     "policy samples"
                 )
+            if algorithm.preference is not None and self.rollout.group_size < 2:
+                raise ValueError(
+                    f"rollout.group_size must be at least 2 for algorithm {algorithm.name}, which sets the best of a "
+                    f"group against its worst, got {self.rollout.group_size}"
+                )
             return
         if self.reward.functions:
             raise ValueError(

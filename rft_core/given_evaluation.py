@@ -93,7 +93,7 @@ class _Completions:
         references: dict[tuple[str, int], float] | None,
         reward: dict[str, float | None],
     ) -> _Completions:
-        ids = list(dict.fromkeys(row.rollout_id for row in rows))
+        ids = sorted({row.rollout_id for row in rows})  # so that the order of rows has no say in an interval
         place = {name: index for index, name in enumerate(ids)}
         at = np.array([place[row.rollout_id] for row in rows], np.int64)
 

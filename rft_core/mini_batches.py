@@ -26,6 +26,11 @@ class MiniBatch:
     denominators: Denominators
     mismatched: MiniBatch | None = None  # kto: the same completions behind other prompts
 
+    @property
+    def parts(self) -> list[MiniBatch]:
+        """What logprobs are computed of: the rows, and for kto also behind other prompts."""
+        return [self] if self.mismatched is None else [self, self.mismatched]
+
     def rows_of(self, batch: MicroBatch) -> list[TrainRow]:
         """The rows of one of its micro-batches."""
         return [self.forward_rows[index] for index in batch.row_indices]
@@ -44,6 +49,10 @@ def plan_mini_batches(
     groups: dict[str, list[TrainRow]] = {}
     for row in rows:
         groups.setdefault(row.group_id, []).append(row)
+    trained = [row for row in rows if row.num_trained_tokens]
+    # Partners come from the whole step: the same in every epoch, whatever mini-batch a row falls into.
+    needs_mismatched = algorithm.preference is not None and algorithm.preference.uses("kto")
+    mismatched = mismatched_rows(trained) if needs_mismatched else {}
     plan = []
     for epoch in range(training.epochs):
         order = permutation(derive(seed, epoch), len(groups))
@@ -51,7 +60,8 @@ def plan_mini_batches(
         for part in np.array_split(order, training.mini_batches):
             # Inside a mini-batch rows keep the table's order: only membership is drawn.
             chosen = [row for index in sorted(part) for row in groups[names[index]]]
-            plan.append(_mini_batch(policy, chosen, algorithm, training.micro_batch_tokens, max_completion_tokens))
+            made = _mini_batch(policy, chosen, algorithm, training.micro_batch_tokens, max_completion_tokens)
+            plan.append(_with_mismatched(made, mismatched, policy, training.micro_batch_tokens))
     return plan
 
 
@@ -69,9 +79,14 @@ def _mini_batch(
         [row.term for row in rows],
     )
     batches = policy.micro_batches(forward_rows, token_budget)
-    made = MiniBatch(rows, forward_rows, batches, numbers, denominators)
-    if algorithm.preference is None or not algorithm.preference.uses("kto") or not forward_rows:
+    return MiniBatch(rows, forward_rows, batches, numbers, denominators)
+
+
+def _with_mismatched(
+    made: MiniBatch, mismatched: dict[tuple[str, int], TrainRow], policy: Policy, token_budget: int
+) -> MiniBatch:
+    if not mismatched:
         return made
-    others = mismatched_rows(forward_rows)
+    others = [mismatched[row.key] for row in made.forward_rows]
     batches = policy.micro_batches(others, token_budget)
-    return replace(made, mismatched=MiniBatch(others, others, batches, numbers, denominators))
+    return replace(made, mismatched=replace(made, rows=others, forward_rows=others, micro_batches=batches))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DISCOPOP_TEMPERATURE = 0.05
 LARGEST_AVERAGE = -1e-10  # of a logprob: at 0 the odds p / (1 - p) have no logarithm
+MAX_EXPONENT = 20.0  # of a log-ratio or average: beyond it there is no pull, as everywhere in `losses`
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Side:
 
     policy: Tensor
     reference: Tensor
-    length: Tensor  # trained tokens
+    length: Tensor  # trained tokens, each counted by its weight in the sums
     margin: Tensor | float = 0.0  # by how much chosen must win, as the data say
 
     @property
@@ -60,12 +61,16 @@ def _delta(chosen: Side, rejected: Side) -> Tensor:
 def _score(log_ratio: Tensor, settings: Preference) -> Tensor:
     """The derivative of f at the ratio, up to a constant (f-DPO, arXiv 2309.16240)."""
     if settings.divergence == "forward_kl":
-        return -torch.exp(-log_ratio)
+        return -_exp(-log_ratio)
     if settings.divergence == "js":
         return logsigmoid(log_ratio)
     if settings.divergence == "alpha":
-        return -torch.exp(-settings.divergence_alpha * log_ratio) / settings.divergence_alpha
+        return -_exp(-settings.divergence_alpha * log_ratio) / settings.divergence_alpha
     return log_ratio
+
+
+def _exp(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-MAX_EXPONENT, MAX_EXPONENT).exp()
 
 
 def _smoothed(logits: Tensor, settings: Preference) -> Tensor:
@@ -159,7 +164,7 @@ def discopop(chosen: Side, rejected: Side, settings: Preference, step: StepStati
     """Logistic and exponential loss, blended by the margin (arXiv 2406.08414)."""
     logits = settings.beta * _delta(chosen, rejected)
     blend = torch.sigmoid(logits / DISCOPOP_TEMPERATURE)
-    return -(1 - blend) * logsigmoid(logits) + blend * torch.exp(-logits)
+    return -(1 - blend) * logsigmoid(logits) + blend * _exp(-logits)
 
 
 def orpo(chosen: Side, rejected: Side, settings: Preference, step: StepStatistics) -> Tensor:
@@ -187,7 +192,8 @@ def simpo(chosen: Side, rejected: Side, settings: Preference, step: StepStatisti
     reward of AlphaPO, (1 - p^-alpha) / alpha, takes the place of log p (arXiv 2501.03884)."""
     c, j = chosen.average, rejected.average
     if settings.alpha_reward:
-        c, j = (-torch.expm1(-settings.alpha_reward * side) / settings.alpha_reward for side in (c, j))
+        exponents = ((-settings.alpha_reward * side).clamp(max=MAX_EXPONENT) for side in (c, j))
+        c, j = (-torch.expm1(exponent) / settings.alpha_reward for exponent in exponents)
     return _smoothed(settings.beta * (c - j) - settings.gamma, settings)
 
 

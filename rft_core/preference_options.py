@@ -53,6 +53,8 @@ USED_BY = {
     "undesirable_weight": LABEL_LOSSES,
     "running_shift": frozenset({"bco", "bco_pair"}),
 }
+# They compare the pairs of a step by rank.
+SORTED_LOSSES = ("aot", "aot_unpaired")
 # They compare the policy with itself alone.
 REFERENCE_FREE_LOSSES = frozenset({"orpo", "cpo", "simpo", "nll", "bradley_terry"})
 
@@ -117,7 +119,11 @@ def _refuse_preference(preference: Preference, given: dict[str, Any]) -> None:
         raise SettingsError(f"algorithm.preference.label_smoothing must be above 0 and below 0.5 for exo, got {eps:g}")
     if preference.uses("robust") and not eps < 0.5:
         raise SettingsError(f"algorithm.preference.label_smoothing must be below 0.5 for robust, got {eps:g}")
-    for name in given.keys() - {"losses"}:
+    if "divergence_alpha" in given and preference.divergence != "alpha":
+        raise SettingsError(
+            f"algorithm.preference.divergence_alpha has no effect: divergence is {preference.divergence}, not alpha"
+        )
+    for name in sorted(given.keys() - {"losses"}):
         if not preference.uses(*USED_BY[name]):
             used = ", ".join(loss for loss, weight in preference.losses if weight)
             raise SettingsError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -19,27 +20,29 @@ from rft_core.batching import TrainRow
 from rft_core.errors import ContractError
 from rft_core.pairing import CHOSEN, REJECTED
 from rft_core.preference import PREFERENCE_LOSSES, Side, StepStatistics
-from rft_core.preference_options import Preference
+from rft_core.preference_options import SORTED_LOSSES, Preference
 
 Logprobs = dict[tuple[str, int], Tensor]  # float32[C] by TrainRow.key
+MISMATCHED = "~mismatched"  # ends the id of a completion behind another prompt than its own
 
 
 @dataclass(frozen=True)
 class RunningShift:
-    """bco's shift: the mean of all rewards of the run so far, counted once each. Part of a checkpoint."""
+    """bco's shift: the mean of all rewards of the run so far, by their rows' weights. Part of a checkpoint."""
 
     mean: float = 0.0
-    count: int = 0
+    count: float = 0.0
 
-    def including(self, rewards: Tensor) -> RunningShift:
+    def including(self, rewards: Tensor, weight: Tensor) -> RunningShift:
         """
-        >>> RunningShift(1.0, 1).including(torch.tensor([2.0, 3.0]))
-        RunningShift(mean=2.0, count=3)
+        >>> RunningShift(1.0, 1.0).including(torch.tensor([2.0, 4.0]), torch.tensor([2.0, 1.0]))
+        RunningShift(mean=2.25, count=4.0)
         """
-        count = self.count + rewards.numel()
-        if count == self.count:
+        added = float(weight.sum())
+        if added == 0:
             return self
-        return RunningShift(self.mean + (float(rewards.sum()) - rewards.numel() * self.mean) / count, count)
+        count = self.count + added
+        return RunningShift(self.mean + float((weight * (rewards - self.mean)).sum()) / count, count)
 
 
 SCORES_KEPT = 0.95  # of what earlier optimizer steps add to a reward model's statistics: its scores drift as it learns
@@ -88,20 +91,26 @@ def preference_gradient(
 ) -> PreferenceGradient:
     """Loss of the step and its gradient. `rows` are those with a pair_role; segments of a rollout are one completion.
 
-    `kl` is kto's, 0 elsewhere. Raises ContractError for a pair that is not one chosen and one rejected completion.
+    `kl` is kto's, 0 elsewhere. Raises ContractError for a row without a role, for a pair that is not one chosen and one
+    rejected completion of one weight, and for unequal weights where a loss sorts the step.
     """
     sides = {role: _completions(rows, role) for role in (CHOSEN, REJECTED)}
+    without = next((row.rollout_id for row in rows if row.pair_role not in sides), None)
+    if without is not None:
+        raise ContractError(f"a row that is trained must be chosen or rejected, found neither for {without}")
     if preference.unit == "pairs":
         sides = _aligned(sides)
     weights = _token_weights(sides, preference.tail_weight) if preference.tail_weight != 1 else {}
     made = {role: _side(completions, current, reference, weights) for role, completions in sides.items()}
     chosen, rejected = made[CHOSEN], made[REJECTED]
     rewards = {role: preference.beta * side.log_ratio.detach() for role, side in made.items()}
+    weights_of = {role: _row_weights(completions) for role, completions in sides.items()}
+    weight = weights_of[CHOSEN] if preference.unit == "pairs" else torch.cat([weights_of[CHOSEN], weights_of[REJECTED]])
+    if preference.uses(*SORTED_LOSSES) and len(weight.unique()) > 1:
+        raise ContractError(f"{' and '.join(SORTED_LOSSES)} sort the pairs of a step, so all must have one weight")
     if preference.running_shift and preference.uses("bco", "bco_pair"):
-        shift = shift.including(torch.cat(list(rewards.values())))
+        shift = shift.including(torch.cat(list(rewards.values())), torch.cat(list(weights_of.values())))
     statistics = StepStatistics(kl=kl, shift=shift.mean)
-    counted = sides[CHOSEN] if preference.unit == "pairs" else [*sides[CHOSEN], *sides[REJECTED]]
-    weight = torch.tensor([completion[0].weight for completion in counted], dtype=torch.float64)
     total = torch.zeros((), dtype=torch.float64)
     for name, coefficient in preference.losses:
         if coefficient:
@@ -138,7 +147,14 @@ def _aligned(sides: dict[str, list[list[TrainRow]]]) -> dict[str, list[list[Trai
     if chosen.keys() != rejected.keys() or any(len(by_pair[role]) != len(sides[role]) for role in sides):
         odd = sorted(chosen.keys() ^ rejected.keys(), key=str) or ["a pair has two of one role"]
         raise ContractError(f"a pair must be one chosen and one rejected completion, the first that is not: {odd[0]}")
+    uneven = next((pair for pair in chosen if chosen[pair][0].weight != rejected[pair][0].weight), None)
+    if uneven is not None:
+        raise ContractError(f"both completions of a pair must have one weight, the first that have two: {uneven}")
     return {CHOSEN: list(chosen.values()), REJECTED: [rejected[pair] for pair in chosen]}
+
+
+def _row_weights(completions: list[list[TrainRow]]) -> Tensor:
+    return torch.tensor([completion[0].weight for completion in completions], dtype=torch.float64)
 
 
 def _token_weights(sides: dict[str, list[list[TrainRow]]], tail: float) -> dict[tuple[str, int], Tensor]:
@@ -170,7 +186,7 @@ def _side(
             sums.append(sum(parts))
         return torch.tensor(sums, dtype=torch.float64)
 
-    lengths = [sum(row.num_trained_tokens for row in completion) for completion in completions]
+    lengths = [sum(_num_tokens(row, weights) for row in completion) for completion in completions]
     policy = total(current).requires_grad_()
     return Side(
         policy=policy,
@@ -178,6 +194,10 @@ def _side(
         length=torch.tensor(lengths, dtype=torch.float64),
         margin=torch.tensor([completion[0].pair_margin for completion in completions], dtype=torch.float64),
     )
+
+
+def _num_tokens(row: TrainRow, weights: dict[tuple[str, int], Tensor]) -> float:
+    return float(weights[row.key].sum()) if row.key in weights else row.num_trained_tokens
 
 
 def _masked_sum(values: Tensor, row: TrainRow, weights: dict[tuple[str, int], Tensor]) -> float:
@@ -218,26 +238,42 @@ def preference_metrics(sums: dict[str, float]) -> dict[str, float | None]:
     return means
 
 
-def mismatched_rows(rows: Sequence[TrainRow]) -> list[TrainRow]:
-    """kto: each completion behind the prompt of the next row that has another prompt, in a ring.
+def mismatched_rows(rows: Sequence[TrainRow]) -> dict[tuple[str, int], TrainRow]:
+    """kto: each completion behind the prompt of the next one that has another prompt, in a ring; by key of the row.
 
-    Raises ContractError when all prompts are equal.
+    All segments of a completion go behind one prompt: that of the other's first segment, since later ones hold what it
+    said. Raises ContractError when all prompts are equal.
     """
-    made = []
-    for index, row in enumerate(rows):
-        prompt = row.prompt_token_ids.tobytes()
-        others = (rows[(index + step) % len(rows)] for step in range(1, len(rows)))
-        other = next((other for other in others if other.prompt_token_ids.tobytes() != prompt), None)
-        if other is None:
-            raise ContractError(
-                f"kto needs at least 2 different prompts in an optimizer step, found 1 in {len(rows)} rows; raise "
-                "rollout.prompts_per_step or lower training.mini_batches"
-            )
-        made.append(replace(row, prompt_token_ids=other.prompt_token_ids, rollout_id=f"{row.rollout_id}~mismatched"))
-    return made
+    if not rows:
+        return {}
+    prompts = {}  # of the first segment of each completion, in the rows' order
+    for row in sorted(rows, key=lambda row: row.segment):
+        prompts.setdefault(row.rollout_id, row.prompt_token_ids)
+    names = list(dict.fromkeys(row.rollout_id for row in rows))
+    seen = {name: prompts[name].tobytes() for name in names}
+    other: dict[str, str] = {}
+    for name, following in pairwise(reversed([*names, *names])):
+        # From behind, twice around: an equal neighbour has the same partner, once there is one.
+        partner = name if seen[name] != seen[following] else other.get(name)
+        if partner is not None:
+            other[following] = partner
+    if not other:
+        raise ContractError(
+            f"kto needs at least 2 different prompts in a step, found 1 in {len(rows)} rows; raise "
+            "rollout.prompts_per_step"
+        )
+    return {
+        row.key: replace(
+            row, prompt_token_ids=prompts[other[row.rollout_id]], rollout_id=f"{row.rollout_id}{MISMATCHED}"
+        )
+        for row in rows
+    }
 
 
 def mean_log_ratio(rows: Sequence[TrainRow], current: Logprobs, reference: Logprobs) -> float:
-    """kto's kl: the mean over rows of the summed log-ratio, at least 0."""
-    sums = [_masked_sum(current[row.key], row, {}) - _masked_sum(reference[row.key], row, {}) for row in rows]
-    return max(0.0, sum(sums) / len(sums)) if sums else 0.0
+    """kto's kl: the mean over completions, by their weights, of the summed log-ratio, at least 0."""
+    total = sum(
+        row.weight * (_masked_sum(current[row.key], row, {}) - _masked_sum(reference[row.key], row, {})) for row in rows
+    )
+    weight = sum({row.rollout_id: row.weight for row in rows}.values())
+    return max(0.0, total / weight) if weight else 0.0

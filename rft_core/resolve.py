@@ -73,6 +73,11 @@ _CORRECTION_READERS = {
     "correction_level": ("truncate", "mask", "reject"),
     "correction_reduction": ("truncate", "mask", "reject"),
 }
+# Read only where completions have a ratio to an older policy; where credit compares rewards; where a policy samples.
+_RATIO_SETTINGS = ("old_source", *_CORRECTION_READERS, "correction", "kl_importance")
+_CREDIT_SETTINGS = ("advantage", "std_scope", "std_ddof", "std_epsilon", "spread_floor", "min_group_size")
+_SAMPLE_SETTINGS = ("truncated", "overlong_buffer_tokens", "max_staleness")
+
 _CORRECTION_LEVELS = {"mean": "sequence_geometric", "sum": "sequence_product"}
 
 
@@ -105,6 +110,7 @@ def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
     )
     if not any(term.rows == "own" for term in algorithm.terms):
         _refuse_overrides(algorithm, settings)
+    _refuse_unread(algorithm, settings)
     for before, term in zip(row.terms, algorithm.terms, strict=True):
         _refuse_term(term, settings)
         _refuse_old_source(before, term, settings)
@@ -147,6 +153,25 @@ def _refuse_overrides(algorithm: Algorithm, settings: AlgorithmSettings) -> None
             raise SettingsError(
                 f"algorithm.{name} has no effect: {algorithm.name} takes no ratio of its completions to an older policy"
             )
+
+
+def _refuse_unread(algorithm: Algorithm, settings: AlgorithmSettings) -> None:
+    """Settings of ratios, of credit and of sampling where there is none."""
+    has_ratio = any(term.rows == "own" for term in algorithm.terms)
+    reasons = {
+        "takes no ratio of its completions to an older policy": () if has_ratio else _RATIO_SETTINGS,
+        "makes pairs of rewards": () if algorithm.preference is None else _CREDIT_SETTINGS,
+        "trains on completions that the data gives": () if algorithm.samples else _CREDIT_SETTINGS + _SAMPLE_SETTINGS,
+    }
+    for reason, names in reasons.items():
+        for name in names:
+            if _is_set(settings, name):
+                raise SettingsError(f"algorithm.{name} has no effect: {algorithm.name} {reason}")
+    if algorithm.preference is not None and algorithm.kl.coefficient > 0:
+        raise SettingsError(
+            f"algorithm.kl_coefficient must be 0 for {algorithm.name}, got {algorithm.kl.coefficient:g}: what holds it "
+            "to the reference is part of its losses"
+        )
 
 
 def _correction(row: Algorithm, settings: AlgorithmSettings) -> Correction:

@@ -119,7 +119,7 @@ def update_policy(
     num_passes = len(plan) // training.epochs
     is_behind = len(plan) > 1 or any(row.is_off_policy and row.num_trained_tokens for row in rows)
     needs_old, needs_reference = is_behind and row_of_table.needs_old, row_of_table.needs_reference
-    counter = _counter(plan, num_passes, needs_old + needs_reference, row_of_table.step_gate is not None, progress)
+    counter = _counter(plan, num_passes, needs_old + needs_reference, row_of_table, progress)
     update = _Update(row_of_table, training, rollout.temperature, version, total_steps, counter, seed)
     scorers = {"old": state.policy if needs_old else None, "reference": reference if needs_reference else None}
     scores = Scores(**{name: _score(scorer, plan[:num_passes], update, name) for name, scorer in scorers.items()})
@@ -150,9 +150,8 @@ def _score(scorer: Scorer | None, plan: Sequence[MiniBatch], update: _Update, na
     if scorer is None:
         return None
     scored = {}
-    plan = [part for mini_batch in plan for part in (mini_batch, mini_batch.mismatched) if part is not None]
     with torch.no_grad():
-        for mini_batch in plan:
+        for mini_batch in (part for whole in plan for part in whole.parts):
             for batch in mini_batch.micro_batches:
                 logprobs_T, _ = scorer.token_logprobs(batch, update.temperature)
                 rows = mini_batch.rows_of(batch)
@@ -324,11 +323,14 @@ def _count_skipped(state: TrainState, update: _Update, made: dict[str, Any]) -> 
 
 
 def _counter(
-    plan: list[MiniBatch], num_passes: int, num_scorers: int, has_step_gate: bool, progress: Progress | None
+    plan: list[MiniBatch], num_passes: int, num_scorers: int, algorithm: Algorithm, progress: Progress | None
 ) -> Callable[[str], None]:
     """A function that counts micro-batches, of all passes, and reports each."""
-    sizes = [len(mini_batch.micro_batches) for mini_batch in plan]
-    total, done = (1 + has_step_gate) * sum(sizes) + num_scorers * sum(sizes[:num_passes]), 0
+    trained = sum(len(mini_batch.micro_batches) for mini_batch in plan)
+    scored = [sum(len(part.micro_batches) for part in mini_batch.parts) for mini_batch in plan]
+    total = trained * (1 + (algorithm.step_gate is not None)) + num_scorers * sum(scored[:num_passes])
+    total += sum(scored) * (algorithm.preference is not None)
+    done = 0
 
     def advance(note: str) -> None:
         nonlocal done

@@ -45,7 +45,7 @@ def _row(rollout: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:
         "group_id": rollout["group_id"],
         "reward": reward,
         "components": list(components.items()),
-        "component_status": [(name, "scored") for name in components],
+        "component_status": [(GIVEN, "scored")],
         "status": "scored",
         "turn_rewards": example["turn_rewards"],
         # The last step's end may have been cut off with the end of a long example.

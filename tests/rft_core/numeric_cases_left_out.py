@@ -25,6 +25,7 @@ OTHER_CONVENTION = {
         "eos_mask_1 eos_mask_2 eos_mask_3"
     ),
     "rows are data in tables: no replay buffer": "replay_1 replay_2 replay_3",
+    "a tie between two scores counts as wrong, it is not left out": "rm_acc",
     "a report of another tool": "mfu_1 table_1 dp_sum_metric",
 }
 
@@ -38,10 +39,8 @@ LATER = {
     "losses and corrections still to come (critic, filters by divergence, approximate old policies)": (
         "value_clip value_loss_clip areal_kl_k2_filter areal_prox_loglinear areal_prox_linear"
     ),
-    "supervised, preference and reward-model objectives": (
-        "dft_1 dpo_losses dpo_step0 dpo_fdiv ld_dpo kto kto_cycle bco orpo cpo wpo nash_md xpo reward_model rm_acc "
-        "prm_acc_1 prm_acc_2 prm_tok_1 prm_tok_2 prm_tok_3 prm_tok_4 prm_tok_5"
-    ),
+    "accuracy and labels of reward models": ("prm_acc_1 prm_acc_2 prm_tok_1 prm_tok_2 prm_tok_3 prm_tok_4 prm_tok_5"),
+    "weights of pairs by their likelihood, and games against the reference": "wpo nash_md xpo",
     "distillation": "iw_opd_loss teacher_req_1 teacher_req_2 jsd_beta1 jsd_beta0 jsd_mid",
     "moving averages of weights": "bema_steps_0 bema_steps_2 bema_coef ref_sync",
     "offline data: formats, masks, collation": (

@@ -1,4 +1,4 @@
-"""Updates under every row of ALGORITHMS: the split changes nothing, and gates see the whole optimizer step.
+"""Updates under every row of ALGORITHMS that samples: the split changes nothing, and gates see the whole step.
 
 Splits are compared in float64, where nothing but the split differs. In float32 the forward pass alone differs by up to
 1e-6 of the largest gradient, more where a gate leaves few tokens; tests of `update` hold grpo and dr_grpo to that.
@@ -17,7 +17,7 @@ from rft_core.algorithms import POLICY_GRADIENT_ALGORITHMS as ALGORITHMS
 from rft_core.checkpoint import load_checkpoint, save_checkpoint
 from rft_core.kl_controller import adapted_coefficient
 from rft_core.train_rows import train_rows
-from tests.rft_core.trainer import Trainer, gradient
+from tests.rft_core.trainer import SPLITS, Trainer, gradient, in_float64
 from tests.rft_core.update_tables import ROOT, tables
 from tests.tiny import make_tiny_model
 
@@ -31,34 +31,11 @@ SLOTS = {
     "kl_and_entropy": {"kl_coefficient": 0.1, "entropy_coefficient": 0.01},
     "dr_grpo_kl": {"name": "dr_grpo", "kl_coefficient": 0.1, "entropy_coefficient": 0.01},
 }
-SPLITS = ((10_000, False), (64, True), (40, False), (1, True))  # token budget, shared prefix
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-def in_float64(trainer: Trainer) -> Trainer:
-    """The same with float64 weights, forward pass and logprobs; the reference, if there is one, stays as it is."""
-    policy = trainer.state.policy
-    policy.module.double()
-    policy.dtype = torch.float64
-
-    def token_logprobs(batch, temperature, *, entropy_gradient=False):
-        logits_SLV = policy.module(
-            input_ids=batch.input_ids_SL,
-            position_ids=batch.position_ids_SL,
-            attention_mask=batch.attention_mask(torch.float64, policy.device),
-            use_cache=False,
-        ).logits
-        logprobs_TV = torch.log_softmax(logits_SLV.flatten(0, 1)[batch.predicting_T] / temperature, -1)
-        entropy_T = -(logprobs_TV.exp() * logprobs_TV).sum(-1)
-        chosen_T = logprobs_TV.gather(-1, batch.target_T[:, None])[:, 0]
-        return chosen_T, entropy_T if entropy_gradient else entropy_T.detach()
-
-    policy.token_logprobs = token_logprobs
-    return trainer
 
 
 @pytest.mark.parametrize("is_off_policy", [False, True])
