@@ -45,6 +45,7 @@ class RunContext:
     watcher: Watcher = field(default_factory=LogWatcher)
     validated: set[str] = field(default_factory=set)  # records whose first table met the whole suite
     began: float | None = None  # when the stage at work looked for its tables, by the monotonic clock
+    built_grader: Grader | None = None
     should_remake: bool = False  # make again what retention deleted of the run's past
     pruned: set[str] = field(default_factory=set)  # policies whose checkpoints are known to be deleted
 
@@ -62,7 +63,7 @@ class RunContext:
     def grader(self) -> Grader:
         from rft_core.rewards import build_grader
 
-        return build_grader(self.recipe.reward, replies=Replies(str(self.root)))
+        return self.built_grader or build_grader(self.recipe.reward, replies=Replies(str(self.root)))
 
     @cached_property
     def policies(self) -> Policies:
