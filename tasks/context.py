@@ -25,6 +25,7 @@ from tasks.progress import LogWatcher, Watcher
 if TYPE_CHECKING:
     from rft_core.engines import Engine
     from rft_core.rewards import Grader
+    from tasks.beside import BesideGeneration
     from tasks.policy import Policies
 
 PHASE = "main"
@@ -64,6 +65,14 @@ class RunContext:
         from rft_core.rewards import build_grader
 
         return self.built_grader or build_grader(self.recipe.reward, replies=Replies(str(self.root)))
+
+    @cached_property
+    def beside(self) -> BesideGeneration | None:
+        """Scores blocks of rollouts while others are generated; None where that would help nothing."""
+        from tasks.beside import BesideGeneration
+
+        is_wanted = self.recipe.execution.score_beside_generation and self.grader.works_apart
+        return BesideGeneration() if is_wanted else None
 
     @cached_property
     def policies(self) -> Policies:

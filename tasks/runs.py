@@ -116,9 +116,11 @@ def check_run_name(name: str) -> None:
 
 
 def close_run(context: RunContext) -> None:
-    """End the processes of the grader and give the lease back."""
+    """End the grader's threads and processes, and give the lease back."""
     unregister(context.name)
     if context.built_grader is not None:
+        if context.beside is not None:
+            context.beside.close(context.built_grader.close)
         context.built_grader.close()
     if context.ledger.lease is not None:
         context.ledger.lease.release()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ class Grader:
         self.settings = settings
         self._parts = list(zip(settings.functions, scorers, strict=True))
         self._code = code
+        self._lock = threading.Lock()
         self._split, self._splitting = build_splitter(settings.steps, folder, code) if self.has_steps else (None, None)
 
     @cached_property
@@ -108,6 +110,8 @@ class Grader:
         combine.py for gates and functions that do not apply. component_status is "scored", "scored: NOTE", or the
         reason why there is no score. Metrics that a function gave for some rows only are absent, hence null, in others.
 
+        One call at a time: a second thread waits.
+
         Raises RewardFunctionError, GraderUnavailable (a verifier can't start), ContractError. Whether too many rows are
         unscored is `refuse_unscored`'s to say, of all blocks of a step.
         """
@@ -119,7 +123,8 @@ class Grader:
             )
         ]
         sound = chosen.filter(pa.array([reason is None for reason in failed], pa.bool_()))
-        by_function = self._score_all(sound, prompts, progress)
+        with self._lock:
+            by_function = self._score_all(sound, prompts, progress)
         table = self._table(chosen, failed, by_function, tokenizer)
         assert table.num_rows == pc.count_distinct(rollouts.column("rollout_id")).as_py(), "a rollout was lost"
         return table
@@ -135,6 +140,17 @@ class Grader:
             f"at most {self.settings.max_unscored_fraction:.0%} of rollouts may be unscored "
             f"(reward.max_unscored_fraction), {count} of {judged} are: {shown}"
             + (f"; and {rest} other reasons" if rest > 0 else "")
+        )
+
+    @property
+    def works_apart(self) -> bool:
+        """Whether most of the work is done in other processes or over the network, and none by a model in this one.
+        Not where completions are divided into steps: that needs the tokenizer, which no two threads may use at once."""
+        functions = [function for function, _ in self._parts]
+        return (
+            not self.has_steps
+            and any(function.name in APART for function in functions)
+            and all(function.scoring_model is None for function in functions)
         )
 
     def close(self) -> None:
@@ -359,6 +375,7 @@ def _with_completion(messages: str, text: str) -> str:
     return canonical_json([*json.loads(messages), {"role": "assistant", "content": text}])
 
 
+APART = frozenset({"math_equivalence", "reasoning_gym", "code", "judge", "custom"})
 REWARDS: dict[str, Callable[[RewardFunction, Path | None], Scorer]] = {
     "exact_match": exact_match.build,
     "numeric_answer": numeric_answer.build,
