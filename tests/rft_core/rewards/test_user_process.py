@@ -62,6 +62,8 @@ def reward(rows):
         from rft_core.errors import GraderUnavailable
         class Mine(GraderUnavailable): pass
         raise Mine("the endpoint is down")
+    if what == "fork" and os.fork() == 0:
+        sys.exit()
     if what == "print":
         print("said on stdout", flush=True)
         os.write(1, b"written to 1\n")
@@ -200,6 +202,12 @@ def test_errors_name_function_row_and_value_and_hold_the_users_traceback(mine):
     with pytest.raises(GraderUnavailable, match="the endpoint is down"):
         scorer.score(rows("down"))
     assert scorer.score(rows("calls")) == [Scored(3.0)] * 2  # the same process all along
+
+
+def test_a_forked_child_that_comes_back_answers_nothing(mine):
+    scorer, _ = mine()
+    assert scorer.score(rows("fork")) == [Scored(0.5)] * 2
+    assert scorer.score(rows("calls")) == [Scored(2.0)] * 2
 
 
 def test_async_functions(mine):
