@@ -141,6 +141,11 @@ class ExecutionSettings(Settings):
     )
     retries: int = execution(3, ge=0, description="Retries of a stage after a transient error.")
     retry_delay_seconds: float = execution(2.0, ge=0, description="First delay; doubles each time, with jitter.")
+    score_beside_generation: bool = execution(
+        True,
+        description="Score committed blocks while the next are generated, where rewards work in other processes "
+        "or over the network.",
+    )
 
 
 class Recipe(Settings):
