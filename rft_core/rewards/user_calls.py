@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import os
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,12 +21,15 @@ from rft_core.rewards.user_state import USER_STATE
 def answer_requests(requests: int, replies: int) -> None:
     """Until no more come."""
     faulthandler.enable()
+    process_id = os.getpid()
     plugins: dict[str, Plugin] = {}
     with open(requests, "rb") as incoming, open(replies, "wb") as outgoing:
         while start := incoming.read(SIZES_BYTES):
             size, rest_size = sizes_of(start)
             request = json.loads(incoming.read(size))
             reply = _answer(request, incoming.read(rest_size), plugins)
+            if os.getpid() != process_id:  # a child that the function forked and did not end
+                os._exit(1)
             for part in packed(reply):
                 outgoing.write(part)
             outgoing.flush()

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 
 import psutil
 import pytest
@@ -62,6 +61,8 @@ def reward(rows):
         from rft_core.errors import GraderUnavailable
         class Mine(GraderUnavailable): pass
         raise Mine("the endpoint is down")
+    if what == "fork" and os.fork() == 0:
+        sys.exit()
     if what == "print":
         print("said on stdout", flush=True)
         os.write(1, b"written to 1\n")
@@ -202,6 +203,12 @@ def test_errors_name_function_row_and_value_and_hold_the_users_traceback(mine):
     assert scorer.score(rows("calls")) == [Scored(3.0)] * 2  # the same process all along
 
 
+def test_a_forked_child_that_comes_back_answers_nothing(mine):
+    scorer, _ = mine()
+    assert scorer.score(rows("fork")) == [Scored(0.5)] * 2
+    assert scorer.score(rows("calls")) == [Scored(2.0)] * 2
+
+
 def test_async_functions(mine):
     scorer, _ = mine("later")
     assert scorer.score(rows("fine")) == [Scored(0.25)] * 2
@@ -332,7 +339,7 @@ TABLES = (
 
 def test_lost_rows_are_unscored_with_the_component_and_counted(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
-    function = {"name": "custom", "path": "mine.py:reward", "label": "quality"}
+    function = {"name": "custom", "path": f"{tmp_path}/mine.py:reward", "label": "quality"}  # tables hold no folders
     prompts = prompts_table({"prompt_id": "a", "answer": "exit"}, {"prompt_id": "b", "answer": "fine"})
     grader = build_grader(RewardSettings(functions=[function]), tmp_path)
     table = grader.score(TABLES[0], prompts)
@@ -387,12 +394,4 @@ def test_a_splitter_is_killed_too(tmp_path):
     with pytest.raises(GraderUnavailable, match=r"mine.py:split must divide completions, but it did not end within"):
         split("sleep")
     assert split("a;b") == (1, 3)
-    code.close()
-
-
-def test_folders_are_no_part_of_reasons(tmp_path: Path):
-    (tmp_path / "mine.py").write_text(MINE)
-    code = UserCode()
-    scorer = custom.build(RewardFunction(name="custom", path=f"{tmp_path}/mine.py:reward"), None, code)
-    assert scorer.score(rows("exit"))[0].reason.startswith("mine.py:reward ended")
     code.close()
