@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 
 import psutil
 import pytest
@@ -340,7 +339,7 @@ TABLES = (
 
 def test_lost_rows_are_unscored_with_the_component_and_counted(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
-    function = {"name": "custom", "path": "mine.py:reward", "label": "quality"}
+    function = {"name": "custom", "path": f"{tmp_path}/mine.py:reward", "label": "quality"}  # tables hold no folders
     prompts = prompts_table({"prompt_id": "a", "answer": "exit"}, {"prompt_id": "b", "answer": "fine"})
     grader = build_grader(RewardSettings(functions=[function]), tmp_path)
     table = grader.score(TABLES[0], prompts)
@@ -395,12 +394,4 @@ def test_a_splitter_is_killed_too(tmp_path):
     with pytest.raises(GraderUnavailable, match=r"mine.py:split must divide completions, but it did not end within"):
         split("sleep")
     assert split("a;b") == (1, 3)
-    code.close()
-
-
-def test_folders_are_no_part_of_reasons(tmp_path: Path):
-    (tmp_path / "mine.py").write_text(MINE)
-    code = UserCode()
-    scorer = custom.build(RewardFunction(name="custom", path=f"{tmp_path}/mine.py:reward"), None, code)
-    assert scorer.score(rows("exit"))[0].reason.startswith("mine.py:reward ended")
     code.close()
