@@ -248,7 +248,7 @@ TOKEN_SCORES = _record(
 
 ADVANTAGES = _record(
     "advantages",
-    1,
+    2,
     ("rollout_id", "segment"),
     [
         _column("rollout_id", TEXT, "The rollout."),
@@ -265,15 +265,21 @@ ADVANTAGES = _record(
             "none | zero_variance | unscored | truncated | group_too_small | stale | filtered. "
             "zero_variance alone leaves is_trained true.",
         ),
-        _column("pair_id", TEXT, "Pair of a preference objective.", null="not paired"),
+        _column(
+            "pair_id",
+            TEXT,
+            "Pair of a preference objective; a labelled completion is a pair of its own.",
+            null="not paired",
+        ),
         _column("pair_role", TEXT, "chosen | rejected.", null="not paired"),
+        _column("pair_margin", pa.float64(), "By how much chosen must win.", null="not paired, or the data gives none"),
         _column("term", TEXT, "own | expert | selected: the rows of a loss term that this row belongs to."),
     ],
 )
 
 UPDATES = _record(
     "updates",
-    1,
+    2,
     ("policy_version", "optimizer_step"),
     [
         _column("policy_version", pa.int64(), "Version that this update made.", "update"),
@@ -283,6 +289,7 @@ UPDATES = _record(
         _column("value_loss", pa.float64(), "Loss of the critic.", null="no critic"),
         _column("kl", pa.float64(), "Mean k3 estimate of the KL to the reference.", "nat", null="no reference model"),
         _column("kl_k1", pa.float64(), "Mean k1 estimate: policy - reference.", "nat", null="no reference model"),
+        _column("kl_coefficient", pa.float64(), "Weight of the KL term in this update.", null="no reference model"),
         _column("entropy", pa.float64(), "Mean entropy at the sampling temperature.", "nat", null="no token was run"),
         _column("clip_ratio_low", pa.float64(), "Share of trained tokens with A < 0 and a ratio below the clip."),
         _column("clip_ratio_high", pa.float64(), "Share of trained tokens with A > 0 and a ratio above the clip."),
@@ -310,6 +317,16 @@ UPDATES = _record(
             "nat",
             null="no behaviour logprobs",
         ),
+        *(
+            _column(f"{name}_{role}", pa.float64(), doc, unit, null="no preference objective, or none of that role")
+            for name, doc, unit in (
+                ("rewards", "Mean implicit reward beta (policy - reference), or score of a reward model.", ""),
+                ("logps", "Mean summed logprob of completions.", "nat"),
+            )
+            for role in ("chosen", "rejected")
+        ),
+        _column("rewards_margin", pa.float64(), "Mean of chosen - rejected.", null="no preference objective"),
+        _column("rewards_accuracy", pa.float64(), "Share of pairs with a margin above 0.", null="no pairs"),
         _column("grad_norm", pa.float64(), "Before clipping."),
         _column("learning_rate", pa.float64(), "Of this optimizer step."),
         _column("trained_rows", pa.int64(), "Rows in the denominator.", "row"),
@@ -327,7 +344,7 @@ EVALUATIONS = _record(
     [
         _column("policy_id", TEXT, "The policy."),
         _column("suite", TEXT, "Set of prompts."),
-        _column("metric", TEXT, "sampled_accuracy | greedy_accuracy | pass@k | mean_reward."),
+        _column("metric", TEXT, "What is measured; suites.py names all metrics."),
         _column("step", pa.int64(), "Training step of the policy.", "step"),
         _column("policy_version", pa.int64(), "Number of updates behind the policy.", "update"),
         _column("value", pa.float64(), "Mean over prompts."),

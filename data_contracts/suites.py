@@ -33,6 +33,8 @@ _SOURCE = (
 _SPLIT = one_of("split", "train", "heldout")
 _ROLLOUT_ID = matches("rollout_id", TEXT_ID, "hold no spaces")
 
+METRIC = r"^(sampled_accuracy|greedy_accuracy|mean_reward|pass@[0-9]+|loss|margin|(preference|step)_accuracy)$"
+
 _ROWS: dict[str, tuple[Rule, ...]] = {
     "prompts": (
         matches("prompt_id", r"^[^\s/\x00-\x1f]+$", "hold no spaces or slashes"),
@@ -120,6 +122,7 @@ _ROWS: dict[str, tuple[Rule, ...]] = {
         implies("is_trained", False, "advantage", 0.0),
         given_when("pair_role", "pair_id"),
         one_of("pair_role", "chosen", "rejected"),
+        finite("pair_margin"),
         one_of("term", "own", "expert", "selected"),
     ),
     "updates": (
@@ -136,7 +139,7 @@ _ROWS: dict[str, tuple[Rule, ...]] = {
         at_least("forward_rows", 0),
     ),
     "evaluations": (
-        matches("metric", r"^(sampled_accuracy|greedy_accuracy|mean_reward|pass@[0-9]+)$", "be a known metric"),
+        matches("metric", METRIC, "be a known metric"),
         at_least("step", 0),
         at_least("policy_version", 0),
         finite("value"),

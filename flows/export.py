@@ -64,10 +64,12 @@ def _refuse_altered(checkpoint: Path) -> None:
 
 def _write_model(root: Path, run: str, policy: PolicyRef, target: Path, merged: bool) -> None:
     from rft_core.checkpoint import export_model, load_checkpoint
-    from rft_core.policy import Policy
+    from rft_core.resolve import resolve_algorithm
+    from rft_core.score_policy import POLICIES
     from rft_core.update import TrainState
 
     recipe = read_recipe(run_folder(root, run))
-    state = TrainState.start(Policy.load(recipe.model, Path(recipe.model.path), recipe.seed))
+    trained = POLICIES[resolve_algorithm(recipe.algorithm).head]
+    state = TrainState.start(trained.load(recipe.model, Path(recipe.model.path), recipe.seed))
     load_checkpoint(state, checkpoint_folder(root, policy))
     export_model(state, target, merged)

@@ -51,9 +51,11 @@ def rescore(
     changed = changed.model_copy(update={"reward": resolve_scoring_models(changed.reward, root)})
     grader = build_grader(changed.reward)
     stored = [(entry.step, ref) for entry, ref in view.refs("rewards", "rewards") if step in (None, entry.step)]
+    if not changed.reward.functions:
+        raise SettingsError(f"run {run!r} has no reward functions: its data says what its completions are worth")
     if not stored:
         raise SettingsError(f"run {run!r} has no rewards" + (f" of step {step}" if step is not None else "") + " yet")
-    data = view.prompts_ref() if grader.has_conditions else None
+    data = view.dataset_ref() if grader.has_conditions else None
     if data is not None and (unknown := grader.unknown_fields(view.store.read(data))):
         raise SettingsError(said_of_unknown(unknown))
     comparison, tables = Comparison(), []

@@ -25,6 +25,7 @@ from tasks.advantages import assign_credit
 from tasks.context import RunContext
 from tasks.data import validate_data
 from tasks.evaluation import measure_policy
+from tasks.given import measure_likelihood, read_rewards, render_rollouts
 from tasks.progress import Watcher
 from tasks.prompts import choose_prompts, history_of
 from tasks.rewards import probe_rewards, score_rollouts
@@ -67,7 +68,8 @@ def train_steps(context: RunContext) -> dict[str, Any]:
     """All steps of an opened run; what is committed already is reused."""
     recipe = context.recipe
     dataset: TableRef = run_stage(context, validate_data, Slot(0, "data"))
-    probe_rewards(context, dataset)
+    if context.algorithm.samples:
+        probe_rewards(context, dataset)
     progress = _StepProgress(context.name)
     if is_evaluated(context, 0):
         evaluate_policy(context, dataset, 0)
@@ -78,7 +80,8 @@ def train_steps(context: RunContext) -> dict[str, Any]:
             if early not in rollouts:
                 rollouts[early] = make_rollouts(context, dataset, early)
         prompts, made = rollouts.pop(step)
-        rewards: TableRef = run_stage(context, score_rollouts, Slot(step, "rewards"), made, prompts)
+        score = score_rollouts if context.algorithm.samples else read_rewards
+        rewards: TableRef = run_stage(context, score, Slot(step, "rewards"), made, prompts)
         advantages: TableRef = run_stage(context, assign_credit, Slot(step, "advantages"), made, rewards)
         run_stage(context, update_policy, Slot(step, "update"), made, advantages)
         if is_evaluated(context, step):
@@ -90,6 +93,8 @@ def train_steps(context: RunContext) -> dict[str, Any]:
 def make_rollouts(context: RunContext, dataset: TableRef, step: int) -> tuple[TableRef, TableRef]:
     """The step's prompts and their rollouts, by the policy that the schedule names."""
     prompts: TableRef = run_stage(context, choose_prompts, Slot(step, "prompts"), dataset, history_of(context, step))
+    if not context.algorithm.samples:
+        return prompts, run_stage(context, render_rollouts, Slot(step, "rollouts"), prompts)
     behaviour = context.policy(max(0, step - 1 - context.recipe.rollout.ahead))
     return prompts, run_stage(context, generate_rollouts, Slot(step, "rollouts"), prompts, behaviour)
 
@@ -97,14 +102,18 @@ def make_rollouts(context: RunContext, dataset: TableRef, step: int) -> tuple[Ta
 def is_evaluated(context: RunContext, step: int) -> bool:
     """At the start, every k steps and at the end; never in a run that may not generate."""
     every = context.recipe.evaluation.every
-    if every == 0 or context.recipe.rollout.engine == "none":
+    if every == 0 or (context.algorithm.samples and context.recipe.rollout.engine == "none"):
         return False
     return step % every == 0 or step == context.recipe.steps
 
 
 def evaluate_policy(context: RunContext, dataset: TableRef, step: int) -> TableRef:
-    """Held-out rollouts, sampled and greedy, through the same stages as training."""
+    """Held-out rollouts, sampled and greedy or given, through the same stages as training."""
     policy: PolicyRef = context.policy(step)
+    if not context.algorithm.samples:
+        given: TableRef = run_stage(context, render_rollouts, Slot(step, "evaluation-rollouts"), dataset)
+        read: TableRef = run_stage(context, read_rewards, Slot(step, "evaluation-rewards"), given, dataset)
+        return run_stage(context, measure_likelihood, Slot(step, "evaluation"), policy, given, read)
     evaluation = context.recipe.evaluation
     rounds = [SAMPLED] * (evaluation.samples > 0) + [GREEDY] * evaluation.greedy
     rollouts, rewards = [], []

@@ -1,208 +1,15 @@
-"""ALGORITHMS: one row per algorithm, composed of parts named in `advantages` and `losses`. Imports no torch.
+"""ALGORITHMS: one row per algorithm, composed of parts named in `advantages`, `losses`, `surrogates` and `gates`.
 
 The update calls `Algorithm.loss` and knows no names. A new algorithm is a row here; a new part is a function and its
-name in one of the tables of `losses` or `advantages`.
+name in one of those tables. What a recipe overrides is applied in `resolve`. Imports no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from rft_core.offline_algorithms import OFFLINE_ALGORITHMS
+from rft_core.terms import NO_CORRECTION, Algorithm, Kl, Term
 
-from rft_core.errors import SettingsError
-
-if TYPE_CHECKING:
-    from rft_core.config import AlgorithmSettings, TrainingSettings
-    from rft_core.losses import Denominators, LossBatch, LossParts
-
-
-@dataclass(frozen=True)
-class Term:
-    """One policy loss: which rows, the ratio to what, and how token losses become a number.
-
-    A gate drops a token's loss and leaves it in the denominators. Names are keys of the tables in `losses`.
-    """
-
-    rows: str = "own"  # own | expert | selected
-    anchor: str = "old"  # old | behaviour
-    level: str = "token"
-    gate: str = "none"
-    surrogate: str = "clipped"
-    aggregation: str = "token_mean"
-    coefficient: float | Callable[[int], float] = 1.0  # a function takes the training step, from 1
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float | None = None
-    gate_low: float = 0.2
-    gate_high: float = 0.2
-    gate_low_outer: float = 0.6
-    gate_high_outer: float = 2.0
-
-    def coefficient_at(self, step: int) -> float:
-        return self.coefficient(step) if callable(self.coefficient) else self.coefficient
-
-
-@dataclass(frozen=True)
-class Kl:
-    """KL to the reference policy in the loss. It takes rows and aggregation of the first term, ungated, uncorrected."""
-
-    coefficient: float = 0.0
-    estimator: str = "k3"
-    importance: bool = False
-
-
-@dataclass(frozen=True)
-class Correction:
-    """Importance weight of off-policy rows. It multiplies the policy loss only and carries no gradient."""
-
-    kind: str = "truncate"
-    level: str = "token"  # token, or a level of the whole row
-    cap: float = 2.0
-    low: float = 0.5
-    high: float = 5.0
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """A row of ALGORITHMS, with a recipe's overrides once it is resolved."""
-
-    name: str
-    source: str
-    advantage: str
-    terms: tuple[Term, ...]
-    kl: Kl = field(default_factory=Kl)
-    entropy_coefficient: float = 0.0
-    correction: Correction = field(default_factory=Correction)
-
-    @property
-    def needs_reference(self) -> bool:
-        return self.kl.coefficient > 0
-
-    @property
-    def needs_entropy_gradient(self) -> bool:
-        return self.entropy_coefficient > 0
-
-    def needs_all_rows(self) -> bool:
-        """Whether rows with advantage 0 need a forward pass: something else than the policy loss reads them."""
-        return self.needs_reference or self.needs_entropy_gradient
-
-    def loss(self, batch: LossBatch, denominators: Denominators, step: int) -> LossParts:
-        """Loss of one micro-batch, divided by the denominators of the optimizer step. `step` counts from 1."""
-        from rft_core.objective import loss_parts  # torch is loaded here, not when settings are checked
-
-        return loss_parts(self, batch, denominators, step)
-
-
-# Surrogates without any pull back to the anchor: after the first optimizer step their gradient is plainly wrong.
-SINGLE_STEP_SURROGATES = frozenset({"logprob", "log_ratio"})
-
-# A ratio that is one number per row must be averaged per row, else long rows weigh more than the ratio says.
-SEQUENCE_AGGREGATIONS = frozenset({"sequence_mean", "sequence_sum"})
-
-REFUSED_KL_ESTIMATORS = frozenset({"k1"})
-
-
-def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
-    """The row of ALGORITHMS with the settings' overrides; SettingsError, with the reason, for what makes no sense."""
-    if settings.name not in ALGORITHMS:
-        raise SettingsError(f"algorithm.name must be one of {sorted(ALGORITHMS)}, got {settings.name!r}")
-    row = ALGORITHMS[settings.name]
-    overrides = {name: getattr(settings, name) for name in _ROW_OVERRIDES}
-    changes = {name: value for name, value in overrides.items() if value is not None}
-    changes |= {name: getattr(settings, name) for name in _GATE_BOUNDS}
-    level = settings.correction_level
-    algorithm = replace(
-        row,
-        advantage=settings.advantage or row.advantage,
-        terms=tuple(replace(term, **changes) if term.rows == "own" else term for term in row.terms),
-        kl=Kl(settings.kl_coefficient, settings.kl_estimator, settings.kl_importance),
-        entropy_coefficient=settings.entropy_coefficient,
-        correction=Correction(
-            kind=settings.correction,
-            level="token" if level == "token" else _CORRECTION_LEVELS[settings.correction_reduction],
-            cap=settings.correction_cap,
-            low=settings.correction_low,
-            high=settings.correction_high,
-        ),
-    )
-    for term in algorithm.terms:
-        _refuse_term(term, settings)
-    _refuse_rest(algorithm, settings)
-    return algorithm
-
-
-def _refuse_term(term: Term, settings: AlgorithmSettings) -> None:
-    if term.level != "token" and term.aggregation not in SEQUENCE_AGGREGATIONS:
-        raise SettingsError(
-            f"algorithm.aggregation must be sequence_mean or sequence_sum when level is {term.level} (the ratio is one "
-            f"number per row), got {term.aggregation}; use level token for {term.aggregation}"
-        )
-    if term.level != "token" and term.surrogate in SINGLE_STEP_SURROGATES and term.gate == "none":
-        raise SettingsError(f"algorithm.level {term.level} has no effect: surrogate {term.surrogate} uses no ratio")
-    if term.surrogate != "clipped":
-        for name in ("clip_low", "clip_high", "dual_clip"):
-            if getattr(settings, name) is not None:
-                raise SettingsError(f"algorithm.{name} has no effect: surrogate {term.surrogate} does not clip")
-    elif term.dual_clip is not None and term.dual_clip <= 1 + term.clip_high:
-        raise SettingsError(
-            f"algorithm.dual_clip must be above 1 + clip_high = {1 + term.clip_high:g}, got {term.dual_clip:g}: it "
-            "would bound tokens that the clip leaves alone"
-        )
-    if term.gate == "ring" and (term.gate_low_outer < term.gate_low or term.gate_high_outer < term.gate_high):
-        raise SettingsError("algorithm.gate ring needs gate_low_outer >= gate_low and gate_high_outer >= gate_high")
-    for name in _GATE_BOUNDS:
-        is_used = term.gate != "none" and (term.gate == "ring" or not name.endswith("outer"))
-        if not is_used and getattr(settings, name) != type(settings).model_fields[name].default:
-            raise SettingsError(f"algorithm.{name} has no effect with gate {term.gate}")
-
-
-def _refuse_rest(algorithm: Algorithm, settings: AlgorithmSettings) -> None:
-    if settings.std_scope == "batch" and algorithm.advantage != "group_zscore":
-        raise SettingsError(
-            f"algorithm.std_scope batch has no effect: advantage {algorithm.advantage} divides by no standard deviation"
-        )
-    kl = algorithm.kl
-    if kl.coefficient > 0 and kl.estimator in REFUSED_KL_ESTIMATORS:
-        raise SettingsError(
-            f"algorithm.kl_estimator {kl.estimator} is refused in the loss: its expected gradient on-policy is zero; "
-            "use k2 (KL of the policy to the reference) or k3"
-        )
-    if kl.importance and kl.coefficient == 0:
-        raise SettingsError("algorithm.kl_importance has no effect: kl_coefficient is 0")
-    if kl.importance and kl.estimator != "k3":
-        raise SettingsError(
-            f"algorithm.kl_importance weighs k3, got kl_estimator {kl.estimator}: the weighted gradient of the others "
-            "is of no divergence"
-        )
-    correction = algorithm.correction
-    if correction.kind == "mask" and correction.low >= correction.high:
-        raise SettingsError(
-            f"algorithm.correction_low must be below correction_high, got {correction.low:g} and {correction.high:g}"
-        )
-    low, high = settings.reward_clip_low, settings.reward_clip_high
-    if low is not None and high is not None and low >= high:
-        raise SettingsError(f"algorithm.reward_clip_low must be below reward_clip_high, got {low:g} and {high:g}")
-
-
-def check(algorithm: Algorithm, training: TrainingSettings) -> None:
-    """SettingsError when `training` asks for what the algorithm cannot do."""
-    optimizer_steps = training.mini_batches * training.epochs
-    for term in algorithm.terms:
-        if optimizer_steps > 1 and term.surrogate in SINGLE_STEP_SURROGATES and term.gate == "none":
-            raise SettingsError(
-                f"surrogate {term.surrogate} without a gate has no trust region, so training.mini_batches x "
-                f"training.epochs must be 1, got {training.mini_batches} x {training.epochs}; use surrogate clipped"
-            )
-
-
-_ROW_OVERRIDES = ("level", "gate", "surrogate", "aggregation", "clip_low", "clip_high", "dual_clip")
-
-_GATE_BOUNDS = ("gate_low", "gate_high", "gate_low_outer", "gate_high_outer")
-
-_CORRECTION_LEVELS = {"mean": "sequence_geometric", "sum": "sequence_product"}
-
-ALGORITHMS = {
+POLICY_GRADIENT_ALGORITHMS = {
     row.name: row
     for row in (
         Algorithm(
@@ -217,5 +24,222 @@ ALGORITHMS = {
             advantage="group_mean",
             terms=(Term(surrogate="clipped", clip_low=0.2, clip_high=0.2, aggregation="constant_length"),),
         ),
+        # One ratio for a whole completion
+        Algorithm(
+            name="gspo",
+            source="GSPO, arXiv 2507.18071, eq. 5 and 7; clip widths of section 5.1",
+            advantage="group_zscore",
+            terms=(Term(level="sequence_geometric", clip_low=3e-4, clip_high=4e-4, aggregation="sequence_mean"),),
+        ),
+        Algorithm(
+            name="luspo",
+            source="LUSPO, arXiv 2602.05261: GSPO with each completion's loss multiplied by its length",
+            advantage="group_zscore",
+            terms=(Term(level="sequence_geometric", clip_low=2e-3, clip_high=2.5e-3, aggregation="sequence_sum"),),
+        ),
+        Algorithm(
+            name="gmpo",
+            source="GMPO, arXiv 2507.20673: tokens are clipped before the geometric mean, at e^-0.4 and e^0.4",
+            advantage="group_zscore",
+            terms=(
+                Term(
+                    level="sequence_geometric_clipped",
+                    log_ratio_bound=0.4,
+                    surrogate="unclipped",
+                    aggregation="sequence_mean",
+                ),
+            ),
+        ),
+        # Every token keeps a gradient
+        Algorithm(
+            name="cispo",
+            source="CISPO, MiniMax-M1, arXiv 2506.13585, section 3.1; no lower bound, and 5 as the upper one as in "
+            "ScaleRL, arXiv 2510.13786",
+            advantage="group_zscore",
+            terms=(Term(surrogate="capped", weight_floor=0.0, weight_cap=5.0, aggregation="token_mean"),),
+        ),
+        Algorithm(
+            name="scale_rl",
+            source="ScaleRL, arXiv 2510.13786: CISPO with rewards divided by the batch's standard deviation",
+            advantage="group_zscore",
+            advantage_settings=(("std_scope", "batch"),),
+            terms=(Term(surrogate="capped", weight_floor=0.0, weight_cap=5.0, aggregation="token_mean"),),
+        ),
+        Algorithm(
+            name="sapo",
+            source="SAPO, arXiv 2511.20347: a smooth gate around ratio 1, steeper where A < 0",
+            advantage="group_zscore",
+            terms=(
+                Term(
+                    surrogate="soft_gate",
+                    soft_gate_positive=1.0,
+                    soft_gate_negative=1.05,
+                    aggregation="sequence_mean",
+                ),
+            ),
+        ),
+        # The likelihood alone: exactly on-policy, one optimizer step
+        Algorithm(
+            name="reinforce",
+            source="REINFORCE with the whole completion as one action, as in arXiv 2402.14740; no baseline",
+            advantage="none",
+            terms=(Term(surrogate="logprob", aggregation="sequence_sum"),),
+        ),
+        Algorithm(
+            name="maxrl",
+            source="MaxRL, arXiv 2602.02710: the gradient of the likelihood of success, for rewards of at least 0",
+            advantage="reward_over_mean",
+            terms=(Term(surrogate="logprob", aggregation="sequence_sum"),),
+        ),
+        Algorithm(
+            name="opo",
+            source="OPO, arXiv 2505.23585: the baseline weighs rewards by length; exactly on-policy",
+            advantage="length_weighted_mean",
+            terms=(Term(surrogate="logprob", aggregation="sequence_sum"),),
+        ),
+        Algorithm(
+            name="gpg",
+            source="GPG, arXiv 2504.02546, eq. 6 to 8, with F_norm 1; without its resampling below a share of signal",
+            advantage="group_mean_rescaled",
+            terms=(Term(surrogate="logprob", aggregation="token_mean"),),
+        ),
+        # Other advantages under the clipped ratio
+        Algorithm(
+            name="reinforce_plus_plus_baseline",
+            source="REINFORCE++-baseline, arXiv 2501.03262: the group's mean goes, the step's deviation divides",
+            advantage="group_mean_batch_whiten",
+            terms=(Term(aggregation="token_mean"),),
+            kl=Kl(coefficient=1e-5, estimator="k2"),
+        ),
+        Algorithm(
+            name="pass_at_k",
+            source="arXiv 2503.19595 with k = n: only the best of a group is rewarded, by its lead",
+            advantage="pass_at_k",
+            terms=(Term(aggregation="token_mean"),),
+        ),
+        Algorithm(
+            name="gdpo",
+            source="GDPO, arXiv 2601.05242: components are standardised before they are summed",
+            advantage="per_component",
+            terms=(Term(aggregation="sequence_mean"),),
+        ),
+        # Objectives for data of any policy: what they are off-policy is in the formula, so nothing corrects them
+        Algorithm(
+            name="opmd",
+            source="OPMD, arXiv 2509.24203: the likelihood under a mirror-descent baseline, divided by 1 + tau; "
+            "off-policy by derivation, so no correction",
+            advantage="log_mean_exp",
+            terms=(Term(surrogate="logprob", aggregation="token_mean", tau=1.0),),
+            correction=NO_CORRECTION,
+        ),
+        Algorithm(
+            name="asymre",
+            source="AsymRE, arXiv 2506.20520: a lowered baseline keeps plain REINFORCE stable off-policy, so no "
+            "correction",
+            advantage="shifted_mean",
+            terms=(Term(surrogate="logprob", aggregation="token_mean"),),
+            correction=NO_CORRECTION,
+        ),
+        Algorithm(
+            name="topr",
+            source="TOPR, arXiv 2503.14286: successes by likelihood, failures weighed by their tapered sequence ratio "
+            "to the behaviour policy, which is its correction; takes rewards of either sign, or a baseline",
+            advantage="none",
+            terms=(
+                Term(
+                    anchor="behaviour",
+                    level="sequence_product",
+                    surrogate="tapered",
+                    taper_threshold=0.0,
+                    aggregation="sequence_sum",
+                ),
+            ),
+            correction=NO_CORRECTION,
+        ),
+        Algorithm(
+            name="rec",
+            source="REC, arXiv 2509.24203: the likelihood within a one-sided clip; weights, regularizer, two_side or "
+            "ring, and drop are options; off-policy by derivation, so no correction",
+            advantage="group_mean",
+            terms=(Term(gate="one_side", surrogate="logprob", aggregation="token_mean"),),
+            correction=NO_CORRECTION,
+        ),
+        # Ratios to the behaviour policy, which correct what is off-policy themselves
+        Algorithm(
+            name="m2po",
+            source="M2PO, arXiv 2510.01161: no clip; the second moment of log ratios over the step is bounded at .04",
+            advantage="group_zscore",
+            terms=(
+                Term(
+                    anchor="behaviour",
+                    gate="second_moment",
+                    second_moment_limit=0.04,
+                    surrogate="unclipped",
+                    aggregation="token_mean",
+                ),
+            ),
+            correction=NO_CORRECTION,
+        ),
+        Algorithm(
+            name="vespo",
+            source="VESPO, arXiv 2602.10693: the sequence ratio reshaped by rho^k exp(lambda (1 - rho)), k and lambda "
+            "2 and 3 where A >= 0, 3 and 2 where A < 0",
+            advantage="group_zscore",
+            terms=(Term(anchor="behaviour", level="sequence_product", surrogate="gamma", aggregation="sequence_sum"),),
+            correction=NO_CORRECTION,
+        ),
+        Algorithm(
+            name="dppo_tv",
+            source="DPPO-Binary-TV, arXiv 2602.04879: probabilities bound a token, not their ratio",
+            advantage="group_zscore",
+            terms=(
+                Term(
+                    anchor="behaviour",
+                    gate="binary_tv",
+                    divergence_limit=0.2,
+                    surrogate="unclipped",
+                    aggregation="token_mean",
+                ),
+            ),
+            correction=NO_CORRECTION,
+        ),
+        Algorithm(
+            name="dppo_kl",
+            source="DPPO-Binary-KL, arXiv 2602.04879",
+            advantage="group_zscore",
+            terms=(
+                Term(
+                    anchor="behaviour",
+                    gate="binary_kl",
+                    divergence_limit=0.05,
+                    surrogate="unclipped",
+                    aggregation="token_mean",
+                ),
+            ),
+            correction=NO_CORRECTION,
+        ),
+        # Other gates
+        Algorithm(
+            name="s_ppo",
+            source="sPPO, arXiv 2108.05828: log ratios within ratios of 1 / (1 + eps) .. 1 + eps, eps .3",
+            advantage="group_mean",
+            terms=(
+                Term(
+                    gate="two_side",
+                    gate_low=1 - 1 / 1.3,
+                    gate_high=0.3,
+                    surrogate="log_ratio",
+                    aggregation="token_mean",
+                ),
+            ),
+        ),
+        Algorithm(
+            name="clip_cov",
+            source="Clip-Cov, arXiv 2505.22617: a few tokens of high covariance between credit and logprob sit out",
+            advantage="group_zscore",
+            terms=(Term(gate="covariance_band", surrogate="clipped", aggregation="token_mean"),),
+        ),
     )
 }
+
+ALGORITHMS = POLICY_GRADIENT_ALGORITHMS | OFFLINE_ALGORITHMS

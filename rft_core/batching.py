@@ -45,6 +45,9 @@ class TrainRow:
     is_off_policy: bool = False
     term: str = "own"
     segment: int = 0
+    pair_id: str | None = None
+    pair_role: str | None = None  # chosen | rejected
+    pair_margin: float = 0.0
 
     @property
     def key(self) -> tuple[str, int]:

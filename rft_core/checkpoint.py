@@ -19,11 +19,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rft_core.errors import ModelUnreadable
-from rft_core.model_reading import no_progress_bars, read_module
+from rft_core.model_reading import no_progress_bars
 from rft_core.policy import ATTENTION, Policy
+from rft_core.preference_step import RunningShift, ScoreStatistics
 from rft_core.update import TrainState
 
-FORMAT = 1  # of state.json and the names in optimizer.safetensors
+FORMAT = 2  # of state.json and the names in optimizer.safetensors
+STATISTICS = "reward_statistics.json"
 ADAPTER = "adapter"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"  # the name that peft reads
 
@@ -38,13 +40,17 @@ def save_checkpoint(state: TrainState, folder: Path) -> None:
     else:
         _save_adapter(policy, folder / ADAPTER)
     policy.tokenizer.save_pretrained(folder)
+    _save_statistics(state, folder)
     save_file(_stored(state.optimizer.moments()), folder / "optimizer.safetensors")
     counters = {
         "format": FORMAT,
         "optimizer_step": state.optimizer_step,
         "skipped_in_a_row": state.skipped_in_a_row,
         "optimizer_num_steps": state.optimizer.num_steps,
+        "kl_coefficient": state.kl_coefficient,
         "lora": policy.adapter is not None,
+        "shift": [state.shift.mean, state.shift.count],
+        "scores": [state.scores.mean, state.scores.square, state.scores.count],
     }
     (folder / "state.json").write_text(json.dumps(counters, indent=1, sort_keys=True) + "\n")
 
@@ -72,6 +78,9 @@ def load_checkpoint(state: TrainState, folder: Path) -> None:
         state.optimizer.restore(moments, counters["optimizer_num_steps"])
         state.optimizer_step = counters["optimizer_step"]
         state.skipped_in_a_row = counters["skipped_in_a_row"]
+        state.shift = RunningShift(*counters["shift"])
+        state.scores = ScoreStatistics(*counters["scores"])
+        state.kl_coefficient = counters.get("kl_coefficient")  # absent before it could adapt
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelUnreadable(f"{folder} must hold a checkpoint of this model; reading it failed: {error}") from error
 
@@ -97,6 +106,15 @@ def export_model(state: TrainState, folder: Path, merged: bool) -> None:
     else:
         _save_adapter(policy, folder)
     policy.tokenizer.save_pretrained(folder)
+    _save_statistics(state, folder)
+
+
+def _save_statistics(state: TrainState, folder: Path) -> None:
+    """Mean and standard deviation of a reward model's scores, for `normalise: stored` of the reward `reward_model`."""
+    scores = state.scores
+    if scores.count:
+        content = {"mean": scores.mean, "std": scores.std, "count": scores.count}
+        (folder / STATISTICS).write_text(json.dumps(content) + "\n")
 
 
 def _master_weights(policy: Policy) -> dict[str, Tensor]:
@@ -131,7 +149,7 @@ def _save_adapter(policy: Policy, folder: Path) -> None:
 
 def _save_merged(policy: Policy, folder: Path) -> None:
     """W + (alpha / rank) B A in float32, on weights read anew: merging in place would round a bfloat16 base."""
-    module = read_module(policy.folder, torch.float32, ATTENTION["cpu"])
+    module = policy.read(policy.folder, torch.float32, ATTENTION["cpu"], policy.tokenizer)
     layers = dict(policy.module.named_modules())
     with torch.no_grad():
         for name, layer in module.named_modules():
@@ -142,7 +160,7 @@ def _save_merged(policy: Policy, folder: Path) -> None:
 
 
 def _read_full(policy: Policy, folder: Path) -> dict[str, Tensor]:
-    module = read_module(folder, torch.float32, ATTENTION["cpu"])
+    module = policy.read(folder, torch.float32, ATTENTION["cpu"], policy.tokenizer)
     return dict(module.named_parameters())
 
 

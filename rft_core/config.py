@@ -1,18 +1,23 @@
 """Every setting of a recipe. Importable without torch.
 
 One model is the recipe's schema, the flow's parameter, the command line's `--set` and the form in the UI. The settings
-of data are in data/settings.py, those of rewards in rewards/settings.py.
+of data are in data/settings.py, those of rewards in rewards/settings.py, those of algorithms in algorithm_settings.py.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+import math
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from rft_core.algorithm_settings import AlgorithmSettings
 from rft_core.data.settings import DataSettings
 from rft_core.rewards.settings import RewardSettings
 from rft_core.settings import NOT_BLANK, Settings, execution
+
+if TYPE_CHECKING:
+    from rft_core.terms import Algorithm
 
 MIN_TEMPERATURE = 1e-3  # below, logits / temperature leave float32; 0 itself means greedy
 
@@ -65,71 +70,6 @@ class RolloutSettings(Settings):
     )
     script: str | None = Field(
         None, pattern=NOT_BLANK, description="Completions for the scripted engine: a JSON file. For tests."
-    )
-
-
-class AlgorithmSettings(Settings):
-    name: Literal["grpo", "dr_grpo"] = Field(
-        "grpo", description="A row of ALGORITHMS; its defaults fill what is null here."
-    )
-    advantage: Literal["group_zscore", "group_mean", "leave_one_out", "none"] | None = Field(
-        None, description="Overrides the row's advantage."
-    )
-    level: Literal["token", "sequence_geometric", "sequence_product"] | None = Field(
-        None, description="Overrides the level of the ratio."
-    )
-    gate: Literal["none", "one_side", "two_side", "ring"] | None = Field(None, description="Overrides the token gate.")
-    surrogate: Literal["clipped", "unclipped", "logprob", "log_ratio"] | None = Field(
-        None, description="Overrides the surrogate."
-    )
-    aggregation: (
-        Literal["token_mean", "sequence_mean", "sequence_sum", "constant_length", "prompt_mean", "token_sum"] | None
-    ) = Field(None, description="Overrides the denominators.")
-    clip_low: float | None = Field(None, ge=0, lt=1, description="Ratios below 1 - clip_low are clipped where A < 0.")
-    clip_high: float | None = Field(None, ge=0, description="Ratios above 1 + clip_high are clipped where A > 0.")
-    dual_clip: float | None = Field(
-        None, gt=1, description="Bounds the loss of tokens with A < 0 at -A x this; null is off."
-    )
-    gate_low: float = Field(0.2, ge=0, description="Gates: lower half-width around ratio 1.")
-    gate_high: float = Field(0.2, ge=0, description="Gates: upper half-width around ratio 1.")
-    gate_low_outer: float = Field(0.6, ge=0, description="Gate ring: outer lower half-width.")
-    gate_high_outer: float = Field(2.0, ge=0, description="Gate ring: outer upper half-width.")
-    std_scope: Literal["group", "batch"] = Field("group", description="group_zscore: whose standard deviation divides.")
-    std_ddof: int = Field(1, ge=0, le=1, description="Degrees of freedom taken from the standard deviation.")
-    std_epsilon: float = Field(1e-6, ge=0, description="Added to the standard deviation.")
-    spread_floor: float = Field(
-        1e-6, ge=0, description="A group whose rewards spread by at most this x max |R| carries no signal."
-    )
-    kl_coefficient: float = Field(0.0, ge=0, description="Weight of the KL term; 0 loads no reference model.")
-    kl_estimator: Literal["k2", "k3", "abs", "k2_gradient"] = Field(
-        "k3", description="Estimator in the loss. k1 is refused: its expected gradient is zero on-policy."
-    )
-    kl_importance: bool = Field(False, description="Multiplies the KL estimate by the ratio, for off-policy rows.")
-    entropy_coefficient: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
-    truncated: Literal["train", "mask", "drop"] = Field(
-        "train",
-        description="Truncated completions: train on them, mask (kept in group statistics), or drop (not kept).",
-    )
-    min_group_size: int = Field(2, ge=1, description="Groups with fewer scored members are not trained.")
-    reward_clip_low: float | None = Field(None, description="Rewards are clipped from below before the baseline.")
-    reward_clip_high: float | None = Field(None, description="Rewards are clipped from above before the baseline.")
-    overlong_buffer_tokens: int = Field(
-        0, ge=0, description="Soft overlong penalty over the last tokens before max_completion_tokens; 0 is off."
-    )
-    correction: Literal["none", "truncate", "mask"] = Field(
-        "truncate", description="Importance weight old / behaviour of off-policy rows: none, truncated, or masked."
-    )
-    correction_cap: float = Field(2.0, gt=0, description="truncate: largest weight.")
-    correction_low: float = Field(0.5, ge=0, description="mask: smallest weight kept.")
-    correction_high: float = Field(5.0, gt=0, description="mask: largest weight kept.")
-    correction_level: Literal["token", "sequence"] = Field(
-        "token", description="sequence gives all tokens of a row one weight, from the log ratios of its trained tokens."
-    )
-    correction_reduction: Literal["mean", "sum"] = Field(
-        "mean", description="correction_level sequence: mean or sum of the log ratios; a sum explodes with length."
-    )
-    max_staleness: int | None = Field(
-        None, ge=0, description="Rows older than this many policy versions are not trained."
     )
 
 
@@ -201,6 +141,11 @@ class ExecutionSettings(Settings):
     )
     retries: int = execution(3, ge=0, description="Retries of a stage after a transient error.")
     retry_delay_seconds: float = execution(2.0, ge=0, description="First delay; doubles each time, with jitter.")
+    score_beside_generation: bool = execution(
+        True,
+        description="Score committed blocks while the next are generated, where rewards work in other processes "
+        "or over the network.",
+    )
 
 
 class Recipe(Settings):
@@ -211,7 +156,9 @@ class Recipe(Settings):
     model: ModelSettings = Field(description="The model to train.", json_schema_extra={"position": 2})
     data: DataSettings = Field(description="Where prompts come from.", json_schema_extra={"position": 3})
     rollout: RolloutSettings = Field(default_factory=RolloutSettings, json_schema_extra={"position": 4})
-    reward: RewardSettings = Field(description="What is rewarded.", json_schema_extra={"position": 5})
+    reward: RewardSettings = Field(
+        default_factory=RewardSettings, description="What is rewarded.", json_schema_extra={"position": 5}
+    )
     algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings, json_schema_extra={"position": 6})
     training: TrainingSettings = Field(default_factory=TrainingSettings, json_schema_extra={"position": 7})
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings, json_schema_extra={"position": 8})
@@ -228,11 +175,8 @@ class Recipe(Settings):
         wanted = self.evaluation.correct_component
         if wanted is not None and wanted not in components:
             raise ValueError(f"evaluation.correct_component must be one of {components}, got {wanted!r}")
-        if self.data.record != "prompts":
-            raise ValueError(
-                f"data.record must be prompts for algorithm {self.algorithm.name}, which samples its own completions, "
-                f"got {self.data.record}; `rft validate --record {self.data.record}` checks such data"
-            )
+        if not self.algorithm.paths():  # to look at a user's algorithm runs its code, which a run does when it starts
+            self._algorithm_fits()
         if self.evaluation.every and not self.data.heldout_fraction and self.data.heldout_source is None:
             raise ValueError(
                 "evaluation.every needs held-out prompts: set data.heldout_fraction above 0 or data.heldout_source, "
@@ -240,17 +184,68 @@ class Recipe(Settings):
             )
         if self.algorithm.overlong_buffer_tokens > self.rollout.max_completion_tokens:
             raise ValueError("algorithm.overlong_buffer_tokens must be at most rollout.max_completion_tokens")
-        if self.algorithm.min_group_size > self.rollout.group_size:
+        return self
+
+    def _algorithm_fits(self) -> None:
+        from rft_core.resolve import check, resolve_algorithm  # it reads these settings
+
+        algorithm = resolve_algorithm(self.algorithm)
+        check(algorithm, self.training)
+        self._data_fits(algorithm)
+        if algorithm.compares_groups and self.algorithm.min_group_size > self.rollout.group_size:
             raise ValueError(
                 f"algorithm.min_group_size ({self.algorithm.min_group_size}) must be at most "
                 f"rollout.group_size ({self.rollout.group_size}): no group could train"
             )
-        from rft_core.algorithms import check, resolve_algorithm  # it reads these settings
+        clipped = next((function.component for function in self.reward.functions if function.clip is not None), None)
+        if algorithm.advantage == "per_component" and clipped is not None:
+            raise ValueError(f"reward clip of {clipped} has no effect: advantage per_component standardises the scores")
 
-        check(resolve_algorithm(self.algorithm), self.training)
-        return self
+    def _data_fits(self, algorithm: Algorithm) -> None:
+        record = self.data.record
+        if record not in algorithm.records:
+            from rft_core.algorithms import ALGORITHMS
+
+            fitting = sorted(row.name for row in ALGORITHMS.values() if record in row.records)
+            raise ValueError(
+                f"data.record must be {' or '.join(algorithm.records)} for algorithm {algorithm.name}, got {record}"
+                + (f", which {', '.join(fitting)} train on" if fitting else "")
+            )
+        if algorithm.samples:
+            if not self.reward.functions:
+                raise ValueError(
+                    f"reward.functions must name what is rewarded: {algorithm.name} trains on completions that the "
+                    "policy samples"
+                )
+            if algorithm.preference is not None and self.rollout.group_size < 2:
+                raise ValueError(
+                    f"rollout.group_size must be at least 2 for algorithm {algorithm.name}, which sets the best of a "
+                    f"group against its worst, got {self.rollout.group_size}"
+                )
+            return
+        if self.reward.functions:
+            raise ValueError(
+                f"reward.functions must be empty for algorithm {algorithm.name}: the data says what its completions "
+                f"are worth, got {self.reward.functions[0].component}"
+            )
+        if self.data.order in ("easy_to_hard", "targeted"):
+            raise ValueError(
+                f"data.order must be shuffled, sequential or difficulty for algorithm {algorithm.name}: nothing is "
+                f"sampled, so no pass rate is measured, got {self.data.order}"
+            )
+        if self.rollout.temperature != 1.0:
+            raise ValueError(
+                f"rollout.temperature must be 1 for algorithm {algorithm.name}: given completions were sampled by no "
+                f"policy of ours, got {self.rollout.temperature:g}"
+            )
+
+    @property
+    def component_weights(self) -> dict[str, float]:
+        """Weights by reward component, for advantages that standardise components: of a scale only the sign counts."""
+        functions = self.reward.functions
+        return {function.component: function.weight * math.copysign(1.0, function.scale) for function in functions}
 
     @property
     def correct_component(self) -> str:
-        """The reward component that says correct (at least 1)."""
+        """The reward component that says correct (at least 1). Raises IndexError where nothing is rewarded."""
         return self.evaluation.correct_component or self.reward.functions[0].component

@@ -6,6 +6,7 @@ Shapes: S rows of rollouts (segments) with purpose train; N rollouts (a rollout 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from data_contracts.schemas import ADVANTAGES as ADVANTAGES_RECORD
-from rft_core.advantages import ADVANTAGES, GROUP_ESTIMATORS, Credits, has_no_signal, std_of
-from rft_core.algorithms import resolve_algorithm
-from rft_core.config import AlgorithmSettings
+from rft_core.advantages import ADVANTAGES, Credits, has_no_signal, is_flat, std_of, surplus_rows
+from rft_core.algorithm_settings import AlgorithmSettings
 from rft_core.errors import ContractError
+from rft_core.pairing import CHOSEN, DESIRABLE_FROM, PAIRINGS, Roles
+from rft_core.resolve import resolve_algorithm
+from rft_core.rewards.given import MARGIN
+from rft_core.seeds import derive
+from rft_core.terms import Algorithm
 
 # Of two reasons the earlier one is given. Rows before group_too_small enter no statistic, masked truncated ones do.
 DROP_REASONS = ("unscored", "filtered", "stale", "truncated", "group_too_small", "zero_variance")
@@ -40,6 +45,11 @@ class Joined:
     is_expert_N: np.ndarray  # origin dataset
     policy_version_N: np.ndarray
 
+    def component_values(self) -> dict[str, np.ndarray]:
+        """float64[N] of each component, NaN where a rollout has no score of it."""
+        names = sorted({name for components in self.components for name in components})
+        return {name: np.array([row.get(name) for row in self.components], dtype=float) for name in names}
+
 
 def compute_advantages(
     rollouts: pa.Table,
@@ -47,37 +57,108 @@ def compute_advantages(
     settings: AlgorithmSettings,
     max_completion_tokens: int,
     current_version: int,
+    *,
+    component_weights: Mapping[str, float] | None = None,
+    seed: int = 0,
 ) -> tuple[pa.Table, Metrics]:
     """The `advantages` table and the step's metrics by the field's names. `current_version` is that of the policy to
-    update.
+    update; `component_weights` are those of the reward's functions, for advantages that weigh them anew; `seed` decides
+    what is left out by lot.
 
     Rows of the table follow the train rows of `rollouts`. A row that is not trained says why; nothing trained is no
     error. Raises ContractError when rollouts and rewards do not match one to one.
     """
     algorithm = resolve_algorithm(settings)
+    settings = algorithm.filled(settings)
     joined = join(rollouts, rewards)
     final_N = shaped_rewards(joined, settings, max_completion_tokens)
     reasons, is_counted_N = _exclusions(joined, settings, current_version)
-    trained_kinds = {term.rows for term in algorithm.terms}
-    credits = Credits(final_N, joined.group_N, is_counted_N)
-    advantage_N = ADVANTAGES[algorithm.advantage](credits, settings)
-    num_flat = num_groups = 0
-    for members in credits.groups():
-        is_flat = has_no_signal(final_N[members], settings.spread_floor)
-        num_flat, num_groups = num_flat + is_flat, num_groups + 1
-        for row in members:
-            if reasons[row] == "none" and len(members) < settings.min_group_size:
-                reasons[row] = "group_too_small"
-            elif reasons[row] == "none" and is_flat and algorithm.advantage in GROUP_ESTIMATORS:
-                reasons[row] = "zero_variance"
-    for row in np.flatnonzero(joined.is_expert_N):
-        reasons[row] = "none" if "expert" in trained_kinds else "filtered"
+    credits = Credits(
+        final_N,
+        joined.group_N,
+        is_counted_N,
+        is_masked_N=is_counted_N & (np.array(reasons, dtype=object) != "none"),
+        length_N=joined.num_tokens_N,
+        draw_N=_draws(joined, seed) if settings.drop != "none" else None,
+        components=joined.component_values(),
+        component_weights=component_weights or {},
+    )
+    estimator = algorithm.advantage if callable(algorithm.advantage) else ADVANTAGES[algorithm.advantage]
+    advantage_N = estimator(credits, settings)
+    flat_share = _note_groups(credits, algorithm, settings, reasons)
+    is_given_N = joined.is_expert_N & _usable(joined)
+    for row in np.flatnonzero(is_given_N):
+        reasons[row] = "none" if algorithm.takes_given else "filtered"
+    advantage_N = np.where(is_given_N, final_N, advantage_N)
+    roles = _roles(algorithm, joined, final_N, reasons)
+    if roles is not None:
+        advantage_N = roles.sign_N
     is_trained_N = np.array([reason in ("none", "zero_variance") for reason in reasons], dtype=bool)
     advantage_N = np.where(is_trained_N, advantage_N, 0.0)
-    table = _table(joined, advantage_N, is_trained_N, reasons)
+    table = _table(joined, advantage_N, is_trained_N, reasons, roles)
+    if algorithm.positions == "steps":
+        table = with_step_labels(table, rollouts, rewards)
     metrics = _metrics(joined, settings, final_N, is_trained_N, reasons)
-    metrics["frac_reward_zero_std"] = num_flat / num_groups if num_groups else 0.0
+    if algorithm.preference is not None and algorithm.preference.unit == "pairs" and roles is not None:
+        metrics |= {"pairs": int(roles.pair_N.max(initial=-1)) + 1, "pairs/ties": roles.num_ties}
+    metrics["frac_reward_zero_std"] = flat_share
+    if settings.drop != "none" and len(reasons):
+        metrics["share/surplus"] = float(surplus_rows(credits, settings).mean())
     return table, metrics
+
+
+def _note_groups(credits: Credits, algorithm: Algorithm, settings: AlgorithmSettings, reasons: list[str]) -> float:
+    """Gives reasons to members of groups that are too small or without signal; returns the share of flat groups."""
+    num_flat = num_groups = 0
+    for members in credits.groups():
+        is_without_signal = is_flat(credits, members, algorithm.advantage, settings.spread_floor)
+        num_flat += has_no_signal(credits.reward_N[members], settings.spread_floor)
+        num_groups += 1
+        for row in members:
+            if reasons[row] != "none" or not algorithm.compares_groups:
+                continue  # where nobody is compared, a rollout alone is as good as any
+            if len(members) < settings.min_group_size:
+                reasons[row] = "group_too_small"
+            elif is_without_signal:
+                reasons[row] = "zero_variance"
+    return num_flat / num_groups if num_groups else 0.0
+
+
+def _roles(algorithm: Algorithm, joined: Joined, final_N: np.ndarray, reasons: list[str]) -> Roles | None:
+    """Who is preferred to whom; what is in no pair is filtered. Null without a preference objective."""
+    if algorithm.preference is None:
+        return None
+    is_compared_N = np.array([reason in ("none", "zero_variance") for reason in reasons], dtype=bool)
+    roles = PAIRINGS[algorithm.preference.unit](Credits(final_N, joined.group_N, is_compared_N))
+    for row in np.flatnonzero(is_compared_N):
+        reasons[row] = "filtered" if roles.role_N[row] is None else "none"
+    return roles
+
+
+def with_step_labels(advantages: pa.Table, rollouts: pa.Table, rewards: pa.Table) -> pa.Table:
+    """token_advantages of 1 at the end of a good step and -1 at that of a bad one, 0 elsewhere; a step is good from a
+    step reward of 0.5. Raises ContractError for a rollout without step rewards."""
+    labels = {row["rollout_id"]: row for row in rewards.select(["rollout_id", "step_ends", "step_rewards"]).to_pylist()}
+    columns = ["rollout_id", "segment", "completion_mask"]
+    lengths = {
+        (row["rollout_id"], row["segment"]): len(row["completion_mask"]) for row in rollouts.select(columns).to_pylist()
+    }
+    values = []
+    for row in advantages.select(["rollout_id", "segment"]).to_pylist():
+        found = labels[row["rollout_id"]]
+        if found["step_rewards"] is None:
+            raise ContractError(f"rollout {row['rollout_id']} must have step_rewards, found none")
+        credit = np.zeros(lengths[row["rollout_id"], row["segment"]], np.float32)
+        credit[found["step_ends"]] = np.where(np.array(found["step_rewards"]) >= DESIRABLE_FROM, 1.0, -1.0)
+        values.append(credit)
+    name = "token_advantages"
+    column = pa.array(values, advantages.schema.field(name).type)
+    return advantages.set_column(advantages.schema.get_field_index(name), advantages.schema.field(name), column)
+
+
+def _usable(joined: Joined) -> np.ndarray:
+    """bool[N]: given rollouts that can be trained on: scored, without error, with a token to learn."""
+    return ~np.isnan(joined.reward_N) & ~joined.is_error_N & (joined.num_tokens_N > 0)
 
 
 def join(rollouts: pa.Table, rewards: pa.Table) -> Joined:
@@ -182,7 +263,7 @@ def _exclusions(joined: Joined, settings: AlgorithmSettings, current_version: in
         "truncated": joined.is_truncated_N & (settings.truncated != "train"),
     }
     if settings.max_staleness is not None:
-        applies["stale"] = current_version - joined.policy_version_N > settings.max_staleness
+        applies["stale"] = ~joined.is_expert_N & (current_version - joined.policy_version_N > settings.max_staleness)
     reasons = np.full(len(joined.reward_N), "none", dtype=object)
     for reason in reversed(DROP_REASONS[:4]):
         reasons[applies[reason]] = reason
@@ -192,7 +273,13 @@ def _exclusions(joined: Joined, settings: AlgorithmSettings, current_version: in
     return reasons.tolist(), is_counted_N
 
 
-def _table(joined: Joined, advantage_N: np.ndarray, is_trained_N: np.ndarray, reasons: list[str]) -> pa.Table:
+def _draws(joined: Joined, seed: int) -> np.ndarray:
+    return np.array([derive(seed, "drop", rollout_id) for rollout_id in joined.rollout_ids], dtype=np.int64)
+
+
+def _table(
+    joined: Joined, advantage_N: np.ndarray, is_trained_N: np.ndarray, reasons: list[str], roles: Roles | None
+) -> pa.Table:
     rows = [
         {
             "rollout_id": joined.rollout_ids[rollout],
@@ -203,10 +290,21 @@ def _table(joined: Joined, advantage_N: np.ndarray, is_trained_N: np.ndarray, re
             "is_trained": bool(is_trained_N[rollout]),
             "drop_reason": reasons[rollout],
             "term": "expert" if joined.is_expert_N[rollout] else "own",
+            **(_role(joined, roles, rollout) if roles is not None and is_trained_N[rollout] else {}),
         }
         for rollout, segment in joined.segments
     ]
     return pa.Table.from_pylist(rows, schema=ADVANTAGES_RECORD.schema)
+
+
+def _role(joined: Joined, roles: Roles, rollout: int) -> dict[str, Any]:
+    """A labelled completion is a pair of its own."""
+    is_paired = roles.pair_N[rollout] >= 0
+    return {
+        "pair_id": joined.group_ids[rollout] if is_paired else joined.rollout_ids[rollout],
+        "pair_role": roles.role_N[rollout],
+        "pair_margin": joined.components[rollout].get(MARGIN) if roles.role_N[rollout] == CHOSEN else None,
+    }
 
 
 def _metrics(

@@ -66,6 +66,10 @@ class CleaningFunctionError(FatalError):
     """A user's cleaning function raised, or gave what is neither a row nor null."""
 
 
+class AlgorithmFunctionError(FatalError):
+    """A user's advantage, surrogate or row raised, or gave what none of them may give."""
+
+
 class ReplayMismatch(FatalError):
     """A replayed update did not reproduce its stored loss and gradient norm."""
 
@@ -75,6 +79,7 @@ class TrainingDiverged(FatalError):
 
 
 __all__ = [
+    "AlgorithmFunctionError",
     "CleaningFunctionError",
     "ContentChanged",
     "ContractError",

@@ -2,20 +2,20 @@
 
 Shapes: T completion tokens of a micro-batch, flat, row after row; R its rows; N rows and G prompt groups of a whole
 optimizer step. Functions of a table share one signature, so that a caller never asks which of them it has.
-`term` is the `Term` of `algorithms` whose bounds apply. Formulas: arXiv ids and equations at each function.
+Formulas: arXiv ids and equations at each function. Surrogates are in `surrogates`, gates in `gates`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from rft_core.algorithms import Correction, Term
+    from rft_core.terms import Correction
 
 # exp(20) = 4.9e8 is far beyond every bound in use, and its products stay finite in float32. Beyond it there is no pull.
 MAX_LOG_RATIO = 20.0
@@ -39,6 +39,7 @@ class LossBatch:
     reference_logprobs_T: Tensor | None = None
     entropy_T: Tensor | None = None  # float32; carries the gradient when there is an entropy bonus
     term_R: Tensor | None = None  # int64 index into ROW_KINDS; None: all rows are own
+    step_kept_T: Tensor | None = None  # bool: what a gate that looks at the whole optimizer step keeps
 
 
 @dataclass(frozen=True)
@@ -133,88 +134,35 @@ def denominators_of(
     return Denominators(max_completion_tokens, counts)
 
 
-# Levels: log ratios of tokens -> log ratio that a token's loss uses.
+# Levels: log ratios of tokens -> log ratio that a token's loss uses, in float64 where many are added. `bound` is the
+# term's log_ratio_bound.
 
 
-def token(log_ratio_T: Tensor, rows: Rows) -> Tensor:
+def token(log_ratio_T: Tensor, rows: Rows, advantages_T: Tensor, bound: float) -> Tensor:
     return log_ratio_T
 
 
-def sequence_geometric(log_ratio_T: Tensor, rows: Rows) -> Tensor:
+def sequence_geometric(log_ratio_T: Tensor, rows: Rows, advantages_T: Tensor, bound: float) -> Tensor:
     """Mean over the row's trained tokens, the same for all of them (GSPO, arXiv 2507.18071, eq. 7)."""
-    return rows.mean_R(log_ratio_T)[rows.row_T]
+    return rows.mean_R(log_ratio_T.double())[rows.row_T]
 
 
-def sequence_product(log_ratio_T: Tensor, rows: Rows) -> Tensor:
+def sequence_product(log_ratio_T: Tensor, rows: Rows, advantages_T: Tensor, bound: float) -> Tensor:
     """Sum over the row's trained tokens: the log ratio of the whole completion."""
-    return rows.sum_R(log_ratio_T)[rows.row_T]
+    return rows.sum_R(log_ratio_T.double())[rows.row_T]
+
+
+def sequence_geometric_clipped(log_ratio_T: Tensor, rows: Rows, advantages_T: Tensor, bound: float) -> Tensor:
+    """Mean of log ratios that are first clipped on the side where the update pushes: at `bound` where A > 0, at -bound
+    where A < 0 (GMPO, arXiv 2507.20673)."""
+    raised_T = log_ratio_T.clamp(max=bound)
+    lowered_T = log_ratio_T.clamp(min=-bound)
+    clipped_T = torch.where(advantages_T > 0, raised_T, torch.where(advantages_T < 0, lowered_T, log_ratio_T))
+    return rows.mean_R(clipped_T.double())[rows.row_T]
 
 
 def ratio_of(log_ratio_T: Tensor) -> Tensor:
     return log_ratio_T.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-
-
-# Gates: which tokens keep their policy loss. A gated token stays in the denominators.
-
-
-def no_gate(ratio_T: Tensor, advantages_T: Tensor, term: Term) -> Tensor:
-    return torch.ones_like(ratio_T, dtype=torch.bool)
-
-
-def one_side(ratio_T: Tensor, advantages_T: Tensor, term: Term) -> Tensor:
-    """Keeps a token unless the update would push its ratio further out (REC, arXiv 2509.24203)."""
-    below = (advantages_T >= 0) & (ratio_T <= 1 + term.gate_high)
-    above = (advantages_T <= 0) & (ratio_T >= 1 - term.gate_low)
-    return below | above
-
-
-def two_side(ratio_T: Tensor, advantages_T: Tensor, term: Term) -> Tensor:
-    """Keeps ratios within 1 - gate_low .. 1 + gate_high, whatever the advantage."""
-    return (ratio_T >= 1 - term.gate_low) & (ratio_T <= 1 + term.gate_high)
-
-
-def ring(ratio_T: Tensor, advantages_T: Tensor, term: Term) -> Tensor:
-    """two_side, and far-off tokens that the update pulls back (REC-Ring, arXiv 2509.24203)."""
-    pulled_up = (advantages_T >= 0) & (ratio_T <= 1 - term.gate_low_outer)
-    pulled_down = (advantages_T <= 0) & (ratio_T >= 1 + term.gate_high_outer)
-    return two_side(ratio_T, advantages_T, term) | pulled_up | pulled_down
-
-
-# Surrogates: loss of a token, to be minimised.
-
-
-class Tokens(NamedTuple):
-    """What a surrogate may read; all float32[T], finite, masked positions included."""
-
-    logprobs_T: Tensor
-    anchor_T: Tensor
-    ratio_T: Tensor  # at the term's level
-    advantages_T: Tensor
-
-
-def clipped(tokens: Tokens, term: Term) -> Tensor:
-    """max(-A rho, -A clip(rho)) (PPO, arXiv 1707.06347, eq. 7); with `dual_clip`, at most -A dual_clip for A < 0
-    (arXiv 1912.09729, eq. 5)."""
-    clipped_ratio_T = tokens.ratio_T.clamp(1 - term.clip_low, 1 + term.clip_high)
-    loss_T = torch.maximum(-tokens.advantages_T * tokens.ratio_T, -tokens.advantages_T * clipped_ratio_T)
-    if term.dual_clip is None:
-        return loss_T
-    bounded_T = torch.minimum(loss_T, -tokens.advantages_T * term.dual_clip)
-    return torch.where(tokens.advantages_T < 0, bounded_T, loss_T)
-
-
-def unclipped(tokens: Tokens, term: Term) -> Tensor:
-    return -tokens.advantages_T * tokens.ratio_T
-
-
-def logprob(tokens: Tokens, term: Term) -> Tensor:
-    """-A lp (REINFORCE): its gradient is right on-policy only, so it takes one optimizer step per batch."""
-    return -tokens.advantages_T * tokens.logprobs_T
-
-
-def log_ratio(tokens: Tokens, term: Term) -> Tensor:
-    """-A (lp - anchor): the gradient of `logprob`, with a value that starts at 0."""
-    return -tokens.advantages_T * (tokens.logprobs_T - tokens.anchor_T)
 
 
 # Aggregations: masked token losses of a micro-batch -> its share of the optimizer step's loss. An empty step gives 0.
@@ -280,28 +228,41 @@ def k2_gradient(difference_T: Tensor) -> Tensor:
 # Corrections: ratio old / behaviour at the chosen level -> weight of the policy loss. Never differentiated.
 
 
-def uncorrected(ratio: Tensor, correction: Correction) -> Tensor:
-    return torch.ones_like(ratio)
+def uncorrected(ratio_T: Tensor, rows: Rows, correction: Correction) -> Tensor:
+    return torch.ones_like(ratio_T)
 
 
-def truncate(ratio: Tensor, correction: Correction) -> Tensor:
+def truncate(ratio_T: Tensor, rows: Rows, correction: Correction) -> Tensor:
     """Truncated importance sampling."""
-    return ratio.clamp(max=correction.cap)
+    return ratio_T.clamp(max=correction.cap)
 
 
-def mask(ratio: Tensor, correction: Correction) -> Tensor:
+def mask(ratio_T: Tensor, rows: Rows, correction: Correction) -> Tensor:
     """The ratio inside low .. high, 0 outside: selected, never multiplied by 0 (IcePop)."""
-    return torch.where((ratio >= correction.low) & (ratio <= correction.high), ratio, torch.zeros_like(ratio))
+    return torch.where(_is_inside(ratio_T, correction), ratio_T, torch.zeros_like(ratio_T))
 
 
-LEVELS = {"token": token, "sequence_geometric": sequence_geometric, "sequence_product": sequence_product}
+def reject(ratio_T: Tensor, rows: Rows, correction: Correction) -> Tensor:
+    """1 inside low .. high, 0 outside: what is kept counts as if it were on-policy."""
+    return _is_inside(ratio_T, correction).to(ratio_T.dtype)
 
-GATES = {"none": no_gate, "one_side": one_side, "two_side": two_side, "ring": ring}
 
-SURROGATES = {"clipped": clipped, "unclipped": unclipped, "logprob": logprob, "log_ratio": log_ratio}
+def veto(ratio_T: Tensor, rows: Rows, correction: Correction) -> Tensor:
+    """0 on the whole row when one of its trained tokens is outside low .. high, else 1."""
+    num_outside_R = rows.sum_R((~_is_inside(ratio_T, correction)).to(ratio_T.dtype))
+    return (num_outside_R[rows.row_T] == 0).to(ratio_T.dtype)
 
-# Their gradient holds no ratio to the anchor, so an off-policy weight starts from the current policy, not from old.
-LIKELIHOOD_SURROGATES = frozenset({"logprob", "log_ratio"})
+
+def _is_inside(ratio_T: Tensor, correction: Correction) -> Tensor:
+    return (ratio_T >= correction.low) & (ratio_T <= correction.high)
+
+
+LEVELS = {
+    "token": token,
+    "sequence_geometric": sequence_geometric,
+    "sequence_product": sequence_product,
+    "sequence_geometric_clipped": sequence_geometric_clipped,
+}
 
 AGGREGATIONS = {
     "token_mean": token_mean,
@@ -314,4 +275,7 @@ AGGREGATIONS = {
 
 KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute, "k2_gradient": k2_gradient}
 
-CORRECTIONS = {"none": uncorrected, "truncate": truncate, "mask": mask}
+CORRECTIONS = {"none": uncorrected, "truncate": truncate, "mask": mask, "reject": reject, "veto": veto}
+
+# They keep or drop and weigh nothing: whoever is kept has weight 1, whatever its ratio.
+SELECTING_CORRECTIONS = frozenset({"none", "reject", "veto"})

@@ -14,8 +14,16 @@ if TYPE_CHECKING:
     import torch
 
 
-def read_module(folder: Path, dtype: torch.dtype, attention: str | None, head: str = "causal") -> Any:
+def read_module(
+    folder: Path,
+    dtype: torch.dtype,
+    attention: str | None,
+    head: str = "causal",
+    new_labels: int | None = None,
+) -> Any:
     """The model with a head of HEADS, on the CPU, in `dtype`. Without `attention` it takes what it does best.
+
+    With `new_labels` a folder without that head gets one of so many labels, whose weights are 0.
 
     Raises ModelUnreadable for a missing folder or config, an unknown architecture, missing, truncated or misshapen
     weights: transformers itself would fill missing ones with random numbers.
@@ -35,10 +43,15 @@ def read_module(folder: Path, dtype: torch.dtype, attention: str | None, head: s
                 trust_remote_code=False,
                 use_safetensors=True,
                 output_loading_info=True,
+                **({} if new_labels is None else {"num_labels": new_labels}),
             )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelUnreadable(f"{folder} must hold {what}; reading it failed: {error}") from error
     missing = sorted(loading["missing_keys"])
+    if new_labels is not None and missing and all(name.startswith(f"{NEW_HEAD}.") for name in missing):
+        for weight in getattr(module, NEW_HEAD).parameters():
+            weight.data.zero_()
+        missing = []
     if missing:
         raise ModelUnreadable(
             f"{folder} must hold all weights that its config.json asks for, {len(missing)} are missing: {missing[0]}"
@@ -50,14 +63,16 @@ def read_module(folder: Path, dtype: torch.dtype, attention: str | None, head: s
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """transformers draws a bar for every load and save; ours tells of progress in its own way."""
+    """transformers draws a bar for every load and save, and reports missing weights, which `read_module` judges."""
     from transformers import logging
 
-    had_bars = logging.is_progress_bar_enabled()
+    had_bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if had_bars:
             logging.enable_progress_bar()
 
@@ -93,6 +108,7 @@ def _mend_generation_config(module: Any) -> None:
         settings.do_sample = True
 
 
+NEW_HEAD = "score"  # the name that transformers gives the head of its decoders with labels
 HEADS = {
     "causal": ("AutoModelForCausalLM", "a causal language model"),
     "sequence_labels": ("AutoModelForSequenceClassification", "a sequence classification model"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,27 +16,27 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import ContractError
+from rft_core.gates import GATES, STEP_GATES, StepTokens
 from rft_core.losses import (
     AGGREGATIONS,
     CORRECTIONS,
-    GATES,
     KL_ESTIMATORS,
     LEVELS,
-    LIKELIHOOD_SURROGATES,
     MAX_LOG_RATIO,
     ROW_KINDS,
-    SURROGATES,
+    SELECTING_CORRECTIONS,
     Counts,
     Denominators,
     LossBatch,
     LossParts,
     Rows,
-    Tokens,
     ratio_of,
 )
+from rft_core.preference_step import preference_metrics
+from rft_core.surrogates import LIKELIHOOD_SURROGATES, REGULARIZERS, SURROGATES, Tokens
 
 if TYPE_CHECKING:
-    from rft_core.algorithms import Algorithm, Correction, Term
+    from rft_core.terms import Algorithm, Correction, Term
 
 MAX_EXPONENT = 700.0  # exp of it is the last power of ten that float64 holds: a metric stays a number
 
@@ -70,11 +70,11 @@ def loss_parts(algorithm: Algorithm, batch: LossBatch, denominators: Denominator
         policy_loss = policy_loss + coefficient * term_loss
         sums.append(term_sums)
     loss = policy_loss
-    if batch.reference_logprobs_T is not None:
+    if batch.reference_logprobs_T is not None and algorithm.terms:
         kl_loss, kl_sums = _kl_loss(algorithm, clean, denominators)
         sums.append(kl_sums)
         loss = loss + algorithm.kl.coefficient * kl_loss
-    elif algorithm.needs_reference:
+    elif algorithm.kl.coefficient > 0:
         raise ContractError("a KL term needs reference_logprobs_T, got none")
     if batch.entropy_T is not None:
         entropy_T = torch.where(batch.mask_T, batch.entropy_T, torch.zeros_like(batch.entropy_T)).double()
@@ -129,26 +129,66 @@ def _policy_loss(
     term: Term, correction: Correction, clean: CleanBatch, denominators: Denominators
 ) -> tuple[Tensor, dict[str, Tensor]]:
     rows = _rows_of_term(term.rows, clean)
-    anchor_T = clean.old_T
-    if term.anchor == "behaviour":
-        anchor_T = clean.behaviour_T
-        if bool((rows.mask_T & ~clean.is_known_T).any()):
-            raise ContractError("a term anchored at the behaviour policy needs behaviour_logprobs on each of its rows")
-    log_ratio_T = LEVELS[term.level](clean.logprobs_T - anchor_T, rows)
-    ratio_T = ratio_of(log_ratio_T)
-    tokens = Tokens(clean.logprobs_T, anchor_T, ratio_T, clean.advantages_T)
-    loss_T = SURROGATES[term.surrogate](tokens, term)
-    sums = _ratio_sums(term, rows, log_ratio_T.detach(), clean.advantages_T, denominators)
+    anchor_T = _anchor(term, rows, clean)
+    token_log_ratio_T = clean.logprobs_T - anchor_T
+    log_ratio_T = LEVELS[term.level](token_log_ratio_T, rows, clean.advantages_T, term.log_ratio_bound)
+    tokens = Tokens(clean.logprobs_T, anchor_T, ratio_of(log_ratio_T), clean.advantages_T, clean.behaviour_T)
+    surrogate = term.surrogate if callable(term.surrogate) else SURROGATES[term.surrogate]
+    loss_T = surrogate(tokens, term)
+    sums = _ratio_sums(term, rows, log_ratio_T.detach(), token_log_ratio_T.detach(), clean.advantages_T, denominators)
     if term.gate != "none":
-        is_kept_T = GATES[term.gate](ratio_T.detach(), clean.advantages_T, term)
+        is_kept_T = _kept(term, tokens, rows, clean)
         loss_T = torch.where(is_kept_T, loss_T, torch.zeros_like(loss_T))
         sums |= {"gate_kept": (is_kept_T & rows.mask_T).sum(), "gate_tokens": rows.mask_T.sum()}
-    if correction.kind != "none" and term.anchor != "behaviour":
-        from_current = term.surrogate in LIKELIHOOD_SURROGATES
+    # Given rows were sampled by no policy that is known: there is nothing to correct.
+    if correction.kind != "none" and term.anchor != "behaviour" and term.rows != "expert":
+        from_current = term.surrogate in LIKELIHOOD_SURROGATES or getattr(term.surrogate, "is_likelihood", False)
         weight_T, weight_sums = _correction(correction, clean, rows, from_current)
         loss_T = loss_T * weight_T
         sums |= weight_sums
+    if term.regularizer != "none":
+        loss_T = loss_T + term.regularizer_coefficient * REGULARIZERS[term.regularizer](tokens)
     return _aggregate(term.aggregation, loss_T, rows, clean, term.rows, denominators), sums
+
+
+def _kept(term: Term, tokens: Tokens, rows: Rows, clean: CleanBatch) -> Tensor:
+    if not term.has_step_gate:
+        return GATES[term.gate](tokens, rows, term)
+    if clean.batch.step_kept_T is None:
+        raise ContractError(f"gate {term.gate} needs step_kept_T, from a pass over the whole optimizer step, got none")
+    return clean.batch.step_kept_T
+
+
+def step_kept(algorithm: Algorithm, batches: Sequence[LossBatch], draws: Sequence[Tensor]) -> list[Tensor]:
+    """What the gate over a whole optimizer step keeps, bool[T] of each of its micro-batches (`step_kept_T`).
+
+    `batches` are all micro-batches of the step, scored without gradients by the weights of now; `draws` holds a seeded
+    number in [0, 1) of each of their tokens. Raises ContractError when the term's anchor or entropies are missing.
+    """
+    term = algorithm.step_gate
+    if term is None:
+        raise ValueError(f"algorithm {algorithm.name} has no gate over the whole optimizer step")
+    parts = [_step_tokens(term, clean_batch(batch), draw_T) for batch, draw_T in zip(batches, draws, strict=True)]
+    tokens = StepTokens(*(torch.cat(values) for values in zip(*parts, strict=True)))
+    kept_T = STEP_GATES[term.gate](tokens, term)
+    return list(kept_T.split([len(batch.mask_T) for batch in batches]))
+
+
+def _step_tokens(term: Term, clean: CleanBatch, draw_T: Tensor) -> StepTokens:
+    rows, entropy_T = _rows_of_term(term.rows, clean), clean.batch.entropy_T
+    if entropy_T is None:
+        raise ContractError("a gate over the whole optimizer step needs entropy_T, got none")
+    log_ratio_T = (clean.logprobs_T - _anchor(term, rows, clean)).detach()
+    entropy_T = torch.where(rows.mask_T, entropy_T.detach(), torch.zeros_like(entropy_T))
+    return StepTokens(log_ratio_T, clean.logprobs_T.detach(), clean.advantages_T, entropy_T, rows.mask_T, draw_T)
+
+
+def _anchor(term: Term, rows: Rows, clean: CleanBatch) -> Tensor:
+    if term.anchor != "behaviour":
+        return clean.old_T
+    if bool((rows.mask_T & ~clean.is_known_T).any()):
+        raise ContractError("a term anchored at the behaviour policy needs behaviour_logprobs on each of its rows")
+    return clean.behaviour_T
 
 
 def _correction(
@@ -157,8 +197,9 @@ def _correction(
     """Weights of off-policy tokens, 1 elsewhere, and what they did. One sample is a token, or a row when they share."""
     trainer_T = clean.logprobs_T.detach() if from_current else clean.old_T
     gap_T = torch.where(clean.is_known_T, trainer_T - clean.behaviour_T, torch.zeros_like(trainer_T))
-    ratio_T = ratio_of(LEVELS[correction.level](gap_T, rows))
-    weight_T = CORRECTIONS[correction.kind](ratio_T, correction)
+    ratio_T = ratio_of(LEVELS[correction.level](gap_T, rows, clean.advantages_T, math.inf))
+    weight_T = CORRECTIONS[correction.kind](ratio_T, rows, correction)
+    is_kept_T = weight_T > 0 if correction.kind in SELECTING_CORRECTIONS else weight_T == ratio_T
     is_weighted_T = clean.off_policy_T & rows.mask_T
     has_known_R = rows.sum_R((clean.is_known_T & is_weighted_T).float()) > 0
     is_sample_T = is_weighted_T & has_known_R[rows.row_T]
@@ -170,7 +211,7 @@ def _correction(
         "weight": samples.sum(),
         "weight_square": samples.square().sum(),
         "weight_count": is_sample_T.sum(),
-        "weight_kept": (weight_T == ratio_T)[is_sample_T].sum(),
+        "weight_kept": is_kept_T[is_sample_T].sum(),
         "uncorrected_tokens": (is_weighted_T & ~clean.is_known_T).sum(),
     }
     if samples.numel():
@@ -186,22 +227,34 @@ def _rank_in_row(rows: Rows) -> Tensor:
 
 
 def _ratio_sums(
-    term: Term, rows: Rows, log_ratio_T: Tensor, advantages_T: Tensor, denominators: Denominators
+    term: Term,
+    rows: Rows,
+    log_ratio_T: Tensor,
+    token_log_ratio_T: Tensor,
+    advantages_T: Tensor,
+    denominators: Denominators,
 ) -> dict[str, Tensor]:
     """Clip counts as shares of all trained tokens of the step: rows of advantage 0 may be left out of the batch."""
     log_T = torch.where(rows.mask_T, log_ratio_T, torch.zeros_like(log_ratio_T))
     sums = {}
     if log_T.numel():
         sums["log_ratio_max"] = torch.where(rows.mask_T, log_T, torch.full_like(log_T, -torch.inf)).max()
-    if term.surrogate == "clipped":
-        ratio_T = log_T.double().clamp(max=MAX_EXPONENT).exp()
-        is_low_T = rows.mask_T & (advantages_T < 0) & (ratio_T < 1 - term.clip_low)
-        is_high_T = rows.mask_T & (advantages_T > 0) & (ratio_T > 1 + term.clip_high)
-        total = max(denominators.tokens, 1.0)
-        sums |= {"clip_low": is_low_T.sum().double() / total, "clip_high": is_high_T.sum().double() / total}
-        if term.dual_clip is not None:
-            is_dual_T = rows.mask_T & (advantages_T < 0) & (ratio_T > term.dual_clip)
-            sums["clip_dual"] = is_dual_T.sum().double() / total
+    ratio_T = log_T.double().clamp(max=MAX_EXPONENT).exp()
+    if term.level == "sequence_geometric_clipped":
+        low, high, clipped_T = -term.log_ratio_bound, term.log_ratio_bound, token_log_ratio_T
+    elif term.surrogate == "clipped":
+        low, high, clipped_T = 1 - term.clip_low, 1 + term.clip_high, ratio_T
+    elif term.surrogate == "capped":
+        low, high, clipped_T = term.weight_floor, term.weight_cap, ratio_T
+    else:
+        return sums
+    is_low_T = rows.mask_T & (advantages_T < 0) & (clipped_T < low)
+    is_high_T = rows.mask_T & (advantages_T > 0) & (clipped_T > high)
+    total = max(denominators.tokens, 1.0)
+    sums |= {"clip_low": is_low_T.sum().double() / total, "clip_high": is_high_T.sum().double() / total}
+    if term.surrogate == "clipped" and term.dual_clip is not None:
+        is_dual_T = rows.mask_T & (advantages_T < 0) & (ratio_T > term.dual_clip)
+        sums["clip_dual"] = is_dual_T.sum().double() / total
     return sums
 
 
@@ -216,6 +269,8 @@ def _kl_loss(algorithm: Algorithm, clean: CleanBatch, denominators: Denominators
         "kl_k3": torch.where(rows.mask_T, KL_ESTIMATORS["k3"](exact_T), torch.zeros_like(exact_T)).sum(),
         "kl_tokens": rows.mask_T.sum(),
     }
+    sums["kl_row_means"] = rows.mean_R(KL_ESTIMATORS["k3"](exact_T)).sum()
+    sums["kl_rows"] = (rows.length_R > 0).sum()
     loss_T = KL_ESTIMATORS[kl.estimator](difference_T.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
     if kl.importance:
         loss_T = loss_T * ratio_of(clean.logprobs_T - clean.old_T)
@@ -282,6 +337,7 @@ def finish_metrics(parts: Iterable[dict[str, float]]) -> dict[str, float | int |
         "effective_sample_size": effective,
         "sampling_logp_difference_mean": mean("logp_difference", "logp_difference_count"),
         "sampling_logp_difference_max": sums.get("logp_difference_max"),
+        **preference_metrics(sums),
     }
 
 

@@ -39,7 +39,7 @@ PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 class Scorer(Protocol):
     """What computes logprobs of given tokens: a policy, or one seen without its adapter."""
 
-    def token_logprobs(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]: ...
+    def token_logprobs(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor | None]: ...
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Policy:
         tokenizer = load_tokenizer(folder, settings.chat_template)
         # All weights train: read in float32, which become the masters. Else straight in the type they compute in.
         read_dtype = torch.float32 if trainable and not has_adapter else dtype
-        module = read_module(folder, read_dtype, ATTENTION[device.type]).to(device).eval()
+        module = cls.read(folder, read_dtype, ATTENTION[device.type], tokenizer).to(device).eval()
         adapter = _add_adapter(module, settings, seed) if has_adapter else None
         if not trainable:
             module.requires_grad_(False)
@@ -83,9 +83,14 @@ class Policy:
         policy._split_masters(dtype)
         return policy
 
+    @classmethod
+    def read(cls, folder: Path, dtype: torch.dtype, attention: str, tokenizer: Any) -> Any:
+        """The module of a folder, with the head that this kind of policy has."""
+        return read_module(folder, dtype, attention)
+
     def token_logprobs(
         self, batch: MicroBatch, temperature: float, *, entropy_gradient: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         """(logprob_T, entropy_T) of the completion tokens in float32, at `temperature`, row after row."""
         inputs = {
             "input_ids": batch.input_ids_SL.to(self.device),
@@ -154,10 +159,7 @@ class Policy:
     def _probe(self, wants_shared: bool) -> None:
         """Find out on a few tokens whether hidden states x head are this model's logits, and whether completions may
         share a prompt. Families that scale or cap logits, or whose layers ignore a mask, differ by far."""
-        vocabulary = self.module.get_input_embeddings().weight.shape[0]
-        ids = (torch.arange(16) * 7919 + 13).remainder(vocabulary).numpy()
-        prompt, completions = ids[:6], (ids[6:9], ids[9:14], ids[14:16])
-        rows = [TrainRow(str(i), "", prompt, ids, ids > 0) for i, ids in enumerate(completions)]
+        rows = self._probe_rows()
         plain, shared = (micro_batches(rows, 1000, layout)[0] for layout in (False, True))
         self.has_plain_head = False
         with torch.no_grad():
@@ -170,6 +172,12 @@ class Policy:
             self.notes.append("logits of this model are more than hidden states x head: computed at all positions")
         if wants_shared and not self.shared_prefix:
             self.notes.append("this model does not let completions share a prompt: each row is computed on its own")
+
+    def _probe_rows(self) -> list[TrainRow]:
+        vocabulary = self.module.get_input_embeddings().weight.shape[0]
+        ids = (torch.arange(16) * 7919 + 13).remainder(vocabulary).numpy()
+        prompt, completions = ids[:6], (ids[6:9], ids[9:14], ids[14:16])
+        return [TrainRow(str(i), "", prompt, ids, ids > 0) for i, ids in enumerate(completions)]
 
     def _agrees(self, batch: MicroBatch, expected: dict[int, Tensor]) -> bool:
         try:
@@ -186,7 +194,7 @@ class AdapterOff:
 
     policy: Policy
 
-    def token_logprobs(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+    def token_logprobs(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor | None]:
         with self.policy.without_adapter():
             return self.policy.token_logprobs(batch, temperature)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rft_core.algorithm_settings import CUSTOM
 from rft_core.config import Recipe
 from rft_core.errors import SettingsError
 from rft_core.setting_errors import pattern_of
@@ -98,6 +99,12 @@ PATH_SETTINGS = {
     ),
     "model.path": _PathSetting("an absolute path, a name from `rft fetch-model`, or a hub id", _model_folder),
     "rollout.script": _PathSetting("an absolute path", _any_file),
+    **{
+        f"algorithm.{name}": _PathSetting(
+            "an absolute path as /FOLDER/FILE.py:function, or module.function", _function_file
+        )
+        for name in CUSTOM
+    },
     "reward.functions.*.path": _PathSetting(
         "an absolute path as /FOLDER/FILE.py:function, or module.function", _function_file
     ),

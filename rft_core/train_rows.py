@@ -21,10 +21,33 @@ ROLLOUT_COLUMNS = (
     "completion_token_ids",
     "completion_mask",
     "behaviour_logprobs",
+    "step_ends",
 )
 
 
-def train_rows(rollouts: pa.Table, advantages: pa.Table, before: PolicyRef) -> list[TrainRow]:
+def all_tokens(rollout: dict[str, Any]) -> np.ndarray:
+    """What the policy wrote, or is to learn."""
+    return np.array(rollout["completion_mask"], bool)
+
+
+def last_token(rollout: dict[str, Any]) -> np.ndarray:
+    """The completion's last token, by its length: nothing is looked for, so pad and stop tokens may be the same."""
+    return np.arange(len(rollout["completion_mask"])) == len(rollout["completion_mask"]) - 1
+
+
+def ends_of_steps(rollout: dict[str, Any]) -> np.ndarray:
+    mask = np.zeros(len(rollout["completion_mask"]), bool)
+    mask[rollout["step_ends"] or []] = True
+    return mask
+
+
+# Which tokens of a completion are trained; bool[C] from a row of rollouts.
+POSITIONS = {"tokens": all_tokens, "last": last_token, "steps": ends_of_steps}
+
+
+def train_rows(
+    rollouts: pa.Table, advantages: pa.Table, before: PolicyRef, positions: str = "tokens"
+) -> list[TrainRow]:
     """One row per train rollout segment, ordered by group, rollout and segment, whatever the tables' order.
 
     Rollouts of other purposes (baselines) have no credit and are left out. Raises ContractError unless train rollouts
@@ -40,12 +63,15 @@ def train_rows(rollouts: pa.Table, advantages: pa.Table, before: PolicyRef) -> l
             f"{len(wanted)} rollouts; the first that differs: {odd[0]}"
         )
     wanted.sort(key=lambda row: (row["group_id"], row["rollout_id"], row["segment"]))
-    return [_train_row(row, credit[row["rollout_id"], row["segment"]], before) for row in wanted]
+    if positions == "last":  # a conversation in several segments ends in the last one
+        last = {row["rollout_id"]: row["segment"] for row in wanted}
+        wanted = [row for row in wanted if row["segment"] == last[row["rollout_id"]]]
+    return [_train_row(row, credit[row["rollout_id"], row["segment"]], before, positions) for row in wanted]
 
 
-def _train_row(rollout: dict[str, Any], credit: dict[str, Any], before: PolicyRef) -> TrainRow:
+def _train_row(rollout: dict[str, Any], credit: dict[str, Any], before: PolicyRef, positions: str) -> TrainRow:
     completion = np.array(rollout["completion_token_ids"], np.int64)
-    mask = np.array(rollout["completion_mask"], bool)
+    mask = POSITIONS[positions](rollout)
     values = credit["token_advantages"]
     advantages = np.full(len(completion), credit["advantage"], np.float32) if values is None else _floats(values)
     behaviour = rollout["behaviour_logprobs"]
@@ -75,6 +101,9 @@ def _train_row(rollout: dict[str, Any], credit: dict[str, Any], before: PolicyRe
         weight=credit["weight"],
         is_off_policy=rollout["policy_id"] != before.policy_id,
         term=credit["term"],
+        pair_id=credit["pair_id"],
+        pair_role=credit["pair_role"],
+        pair_margin=credit["pair_margin"] or 0.0,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,26 @@ from torch import Tensor
 
 from data_contracts.refs import PolicyRef
 from data_contracts.schemas import UPDATES
-from rft_core.algorithms import Algorithm, check, resolve_algorithm
-from rft_core.batching import MicroBatch, TrainRow
+from rft_core.batching import MicroBatch
 from rft_core.config import AlgorithmSettings, RolloutSettings, TrainingSettings
 from rft_core.errors import TrainingDiverged
-from rft_core.losses import ROW_KINDS, Denominators, LossBatch, denominators_of
-from rft_core.objective import finish_metrics
+from rft_core.kl_controller import adapted_coefficient
+from rft_core.losses import ROW_KINDS, LossBatch
+from rft_core.mini_batches import MiniBatch, plan_mini_batches
+from rft_core.objective import finish_metrics, merge_sums, step_kept
 from rft_core.optimizer import Optimizer, learning_rate
 from rft_core.policy import Policy, Scorer
-from rft_core.seeds import derive, permutation
+from rft_core.preference_step import (
+    Logprobs,
+    PreferenceGradient,
+    RunningShift,
+    ScoreStatistics,
+    mean_log_ratio,
+    preference_gradient,
+)
+from rft_core.resolve import check, resolve_algorithm
+from rft_core.seeds import derive, uniforms
+from rft_core.terms import Algorithm, Kl
 from rft_core.train_rows import train_rows
 
 Progress = Callable[[int, int, str], None]
@@ -47,6 +58,9 @@ class TrainState:
     optimizer: Optimizer
     optimizer_step: int = 0  # rows of record `updates` so far: steps taken and skipped
     skipped_in_a_row: int = 0  # for a non-finite loss or gradient
+    shift: RunningShift = field(default_factory=RunningShift)
+    scores: ScoreStatistics = field(default_factory=ScoreStatistics)
+    kl_coefficient: float | None = None  # where it adapts, after the first update: that of the next one
 
     @classmethod
     def start(cls, policy: Policy) -> TrainState:
@@ -54,22 +68,12 @@ class TrainState:
 
 
 @dataclass(frozen=True)
-class MiniBatch:
-    """The rows of one optimizer step; `forward_rows` are those whose logprobs its loss reads."""
-
-    rows: list[TrainRow]
-    forward_rows: list[TrainRow]
-    micro_batches: list[MicroBatch]  # of forward_rows
-    group_numbers: dict[str, int]
-    denominators: Denominators
-
-
-@dataclass(frozen=True)
 class Scores:
     """float32 logprobs per row, by rollout id and segment (`TrainRow.key`), from before the first optimizer step."""
 
-    old: dict[tuple[str, int], Tensor] | None
-    reference: dict[tuple[str, int], Tensor] | None
+    old: Logprobs | None
+    reference: Logprobs | None
+    kept: dict[tuple[str, int], Tensor] | None = None  # bool: by a gate over the whole optimizer step
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,7 @@ class _Update:
     version: int  # that is being made, also the training step
     total_optimizer_steps: int
     advance: Callable[[str], None]
+    seed: int  # of this update
 
 
 def update_policy(
@@ -105,91 +110,75 @@ def update_policy(
     TrainingDiverged after too many non-finite steps in a row; a step that is skipped leaves no trace in weights and
     moments.
     """
-    row_of_table = resolve_algorithm(algorithm)
+    row_of_table = _with_adapted_kl(resolve_algorithm(algorithm), state)
     check(row_of_table, training)
-    rows = train_rows(rollouts, advantages, before)
+    rows = train_rows(rollouts, advantages, before, row_of_table.positions)
     version = before.version + 1
     seed = derive(seed, "update", version)
-    plan = _plan(state.policy, rows, row_of_table, training, rollout.max_completion_tokens, seed)
+    plan = plan_mini_batches(state.policy, rows, row_of_table, training, rollout.max_completion_tokens, seed)
     num_passes = len(plan) // training.epochs
-    needs_old = len(plan) > 1 or any(row.is_off_policy and row.num_trained_tokens for row in rows)
-    needs_reference = row_of_table.needs_reference
-    counter = _counter(plan, num_passes, needs_old + needs_reference, progress)
-    update = _Update(row_of_table, training, rollout.temperature, version, total_steps, counter)
+    is_behind = len(plan) > 1 or any(row.is_off_policy and row.num_trained_tokens for row in rows)
+    needs_old, needs_reference = is_behind and row_of_table.needs_old, row_of_table.needs_reference
+    counter = _counter(plan, num_passes, needs_old + needs_reference, row_of_table, progress)
+    update = _Update(row_of_table, training, rollout.temperature, version, total_steps, counter, seed)
     scorers = {"old": state.policy if needs_old else None, "reference": reference if needs_reference else None}
     scores = Scores(**{name: _score(scorer, plan[:num_passes], update, name) for name, scorer in scorers.items()})
-    made = [_optimizer_step(state, mini_batch, scores, update) for mini_batch in plan]
+    steps = [_optimizer_step(state, mini_batch, scores, update) for mini_batch in plan]
+    made = [row for row, _ in steps]
+    if row_of_table.kl.target is not None:
+        num_rollouts = len({row.rollout_id for row in rows if row.num_trained_tokens})
+        sums = merge_sums(sums for _, of_step in steps for sums in of_step)
+        state.kl_coefficient = _next_kl_coefficient(row_of_table.kl, sums, num_rollouts)
     return pa.Table.from_pylist(made, schema=UPDATES.schema)
 
 
-def _plan(
-    policy: Policy,
-    rows: list[TrainRow],
-    algorithm: Algorithm,
-    training: TrainingSettings,
-    max_completion_tokens: int,
-    seed: int,
-) -> list[MiniBatch]:
-    """Every epoch's mini-batches: whole groups, in an order drawn anew each epoch. Some are empty where groups are few,
-    so that the number of optimizer steps is known beforehand."""
-    groups: dict[str, list[TrainRow]] = {}
-    for row in rows:
-        groups.setdefault(row.group_id, []).append(row)
-    plan = []
-    for epoch in range(training.epochs):
-        order = permutation(derive(seed, epoch), len(groups))
-        names = list(groups)
-        for part in np.array_split(order, training.mini_batches):
-            # Inside a mini-batch rows keep the table's order: only membership is drawn.
-            chosen = [row for index in sorted(part) for row in groups[names[index]]]
-            plan.append(_mini_batch(policy, chosen, algorithm, training.micro_batch_tokens, max_completion_tokens))
-    return plan
+def _with_adapted_kl(algorithm: Algorithm, state: TrainState) -> Algorithm:
+    if algorithm.kl.target is None or state.kl_coefficient is None:
+        return algorithm
+    return replace(algorithm, kl=replace(algorithm.kl, coefficient=state.kl_coefficient))
 
 
-def _mini_batch(
-    policy: Policy, rows: list[TrainRow], algorithm: Algorithm, token_budget: int, max_completion_tokens: int
-) -> MiniBatch:
-    needs_all = algorithm.needs_all_rows()
-    forward_rows = [row for row in rows if row.num_trained_tokens and (needs_all or row.has_signal)]
-    numbers = {group: number for number, group in enumerate(dict.fromkeys(row.group_id for row in rows))}
-    denominators = denominators_of(
-        [row.num_trained_tokens for row in rows],
-        [numbers[row.group_id] for row in rows],
-        max_completion_tokens,
-        [row.weight for row in rows],
-        [row.term for row in rows],
-    )
-    return MiniBatch(rows, forward_rows, policy.micro_batches(forward_rows, token_budget), numbers, denominators)
+def _next_kl_coefficient(kl: Kl, sums: dict[str, float], num_rollouts: int) -> float:
+    """From the mean over rows of their token mean, over all passes of the update."""
+    assert kl.target is not None, "only an adaptive coefficient has a next one"
+    mean = sums["kl_row_means"] / sums["kl_rows"] if sums.get("kl_rows") else None
+    return adapted_coefficient(kl.coefficient, mean, num_rollouts, kl.target, kl.horizon)
 
 
-def _score(
-    scorer: Scorer | None, plan: Sequence[MiniBatch], update: _Update, name: str
-) -> dict[tuple[str, int], Tensor] | None:
+def _score(scorer: Scorer | None, plan: Sequence[MiniBatch], update: _Update, name: str) -> Logprobs | None:
     """Logprobs by the weights of now, in the very micro-batches that train: on-policy ratios are exactly 1 at first."""
     if scorer is None:
         return None
     scored = {}
     with torch.no_grad():
-        for mini_batch in plan:
+        for mini_batch in (part for whole in plan for part in whole.parts):
             for batch in mini_batch.micro_batches:
                 logprobs_T, _ = scorer.token_logprobs(batch, update.temperature)
-                rows = _rows_of(mini_batch, batch)
+                rows = mini_batch.rows_of(batch)
                 scored |= {row.key: part for row, part in zip(rows, logprobs_T.split(batch.lengths), strict=True)}
                 update.advance(f"{name} logprobs")
     return scored
 
 
-def _optimizer_step(state: TrainState, mini_batch: MiniBatch, scores: Scores, update: _Update) -> dict[str, Any]:
-    """Accumulate the gradient of a mini-batch, then step or skip; gives the row of `updates`."""
+def _optimizer_step(
+    state: TrainState, mini_batch: MiniBatch, scores: Scores, update: _Update
+) -> tuple[dict[str, Any], list[dict[str, float]]]:
+    """Accumulate the gradient of a mini-batch, then step or skip; gives the row of `updates` and the sums behind it."""
     state.optimizer_step += 1
     rate = learning_rate(update.training, state.optimizer_step, update.total_optimizer_steps)
     optimizer = state.optimizer
     optimizer.discard_gradients()
-    sums, loss = _accumulate(state.policy, mini_batch, scores, update)
+    kept = _step_gate(state, mini_batch, scores, update)
+    preferred = _preferred(state, mini_batch, scores, update)
+    sums, loss = _accumulate(state.policy, mini_batch, replace(scores, kept=kept), update, preferred)
     norm = optimizer.grad_norm() if mini_batch.micro_batches and math.isfinite(loss) else 0.0
     skipped = _reason_to_skip(mini_batch, loss, norm)
     if skipped is None:
         optimizer.step(update.training, rate, norm)
+        if preferred is not None:
+            state.shift = preferred.shift
+            if update.algorithm.head == "sequence_labels":
+                state.scores = state.scores.including(preferred.values)
         state.skipped_in_a_row = 0
     optimizer.discard_gradients()
     trained = [row for row in mini_batch.rows if row.num_trained_tokens]
@@ -203,18 +192,57 @@ def _optimizer_step(state: TrainState, mini_batch: MiniBatch, scores: Scores, up
         "trained_tokens": sum(row.num_trained_tokens for row in trained),
         "off_policy_rows": sum(row.is_off_policy for row in trained),
         "forward_rows": len(mini_batch.forward_rows),
+        "kl_coefficient": update.algorithm.kl.coefficient if update.algorithm.needs_reference else None,
         "skipped": skipped,
     }
     if skipped in (NON_FINITE_LOSS, NON_FINITE_GRADIENT):
         _count_skipped(state, update, made)
-    return made
+    return made, sums
+
+
+def _step_gate(
+    state: TrainState, mini_batch: MiniBatch, scores: Scores, update: _Update
+) -> dict[tuple[str, int], Tensor] | None:
+    """What a gate over the whole optimizer step keeps of each row, by the weights of now; None without such a gate."""
+    if update.algorithm.step_gate is None or not mini_batch.micro_batches:
+        return None
+    batches, draws = [], []
+    with torch.no_grad():
+        for batch in mini_batch.micro_batches:
+            logprobs_T, entropy_T = state.policy.token_logprobs(batch, update.temperature)
+            batches.append(_loss_batch(mini_batch, batch, scores, logprobs_T, entropy_T))
+            rows = mini_batch.rows_of(batch)
+            seeds = [derive(update.seed, "gate", state.optimizer_step, *row.key) for row in rows]
+            numbers = [uniforms(seed, length) for seed, length in zip(seeds, batch.lengths, strict=True)]
+            draws.append(torch.from_numpy(np.concatenate(numbers)).to(logprobs_T.device))
+            update.advance("gate over the whole step")
+    kept = {}
+    for batch, kept_T in zip(mini_batch.micro_batches, step_kept(update.algorithm, batches, draws), strict=True):
+        rows = mini_batch.rows_of(batch)
+        kept |= {row.key: part for row, part in zip(rows, kept_T.split(batch.lengths), strict=True)}
+    return kept
+
+
+def _preferred(state: TrainState, mini_batch: MiniBatch, scores: Scores, update: _Update) -> PreferenceGradient | None:
+    """The preference objective of the whole mini-batch by the weights of now; null without one."""
+    preference = update.algorithm.preference
+    if preference is None or not mini_batch.forward_rows:
+        return None
+    current = _score(state.policy, [mini_batch], update, "preference")
+    assert current is not None
+    kl = 0.0
+    if mini_batch.mismatched is not None and scores.reference is not None:
+        kl = mean_log_ratio(mini_batch.mismatched.rows, current, scores.reference)
+    return preference_gradient(preference, mini_batch.forward_rows, current, scores.reference, state.shift, kl)
 
 
 def _accumulate(
-    policy: Policy, mini_batch: MiniBatch, scores: Scores, update: _Update
+    policy: Policy, mini_batch: MiniBatch, scores: Scores, update: _Update, preferred: PreferenceGradient | None
 ) -> tuple[list[dict[str, float]], float]:
     """Forward and backward of every micro-batch; stops at the first loss that is not finite."""
-    sums, total = [], 0.0
+    sums, total = ([], 0.0) if preferred is None else ([preferred.sums], preferred.loss)
+    if not math.isfinite(total):
+        return sums, total
     for batch in mini_batch.micro_batches:
         logprobs_T, entropy_T = policy.token_logprobs(
             batch, update.temperature, entropy_gradient=update.algorithm.needs_entropy_gradient
@@ -226,15 +254,20 @@ def _accumulate(
         total += loss
         if not math.isfinite(loss):
             break
-        parts.loss.backward()
+        differentiated = parts.loss
+        if preferred is not None:
+            coefficients = [preferred.coefficients[row.key] for row in mini_batch.rows_of(batch)]
+            slope_T = torch.cat(coefficients).to(logprobs_T.device)
+            differentiated = differentiated + torch.where(slope_T != 0, slope_T * logprobs_T, 0.0).sum()
+        differentiated.backward()
         update.advance("forward and backward")
     return sums, total
 
 
 def _loss_batch(
-    mini_batch: MiniBatch, batch: MicroBatch, scores: Scores, logprobs_T: Tensor, entropy_T: Tensor
+    mini_batch: MiniBatch, batch: MicroBatch, scores: Scores, logprobs_T: Tensor, entropy_T: Tensor | None
 ) -> LossBatch:
-    rows = _rows_of(mini_batch, batch)
+    rows = mini_batch.rows_of(batch)
     device = logprobs_T.device
 
     def flat(parts: list[np.ndarray]) -> Tensor:
@@ -257,6 +290,7 @@ def _loss_batch(
         old_logprobs_T=scored(scores.old),
         behaviour_logprobs_T=behaviour,
         reference_logprobs_T=scored(scores.reference),
+        step_kept_T=scored(scores.kept),
         advantages_T=flat([row.advantages for row in rows]),
         mask_T=flat([row.trained_mask for row in rows]),
         row_T=flat([np.repeat(np.arange(len(rows)), batch.lengths)]),
@@ -265,10 +299,6 @@ def _loss_batch(
         group_R=per_row([mini_batch.group_numbers[row.group_id] for row in rows], torch.int64),
         term_R=per_row([ROW_KINDS.index(row.term) for row in rows], torch.int64),
     )
-
-
-def _rows_of(mini_batch: MiniBatch, batch: MicroBatch) -> list[TrainRow]:
-    return [mini_batch.forward_rows[index] for index in batch.row_indices]
 
 
 def _reason_to_skip(mini_batch: MiniBatch, loss: float, norm: float) -> str | None:
@@ -293,11 +323,14 @@ def _count_skipped(state: TrainState, update: _Update, made: dict[str, Any]) -> 
 
 
 def _counter(
-    plan: list[MiniBatch], num_passes: int, num_scorers: int, progress: Progress | None
+    plan: list[MiniBatch], num_passes: int, num_scorers: int, algorithm: Algorithm, progress: Progress | None
 ) -> Callable[[str], None]:
     """A function that counts micro-batches, of all passes, and reports each."""
-    sizes = [len(mini_batch.micro_batches) for mini_batch in plan]
-    total, done = sum(sizes) + num_scorers * sum(sizes[:num_passes]), 0
+    trained = sum(len(mini_batch.micro_batches) for mini_batch in plan)
+    scored = [sum(len(part.micro_batches) for part in mini_batch.parts) for mini_batch in plan]
+    total = trained * (1 + (algorithm.step_gate is not None)) + num_scorers * sum(scored[:num_passes])
+    total += sum(scored) * (algorithm.preference is not None)
+    done = 0
 
     def advance(note: str) -> None:
         nonlocal done

@@ -9,7 +9,9 @@ from prefect.client.schemas.objects import State
 
 from data_contracts.refs import TableRef, content_key
 from rft_core.credit import compute_advantages
+from rft_core.seeds import derive
 from tasks.context import RunContext, opened
+from tasks.policy import algorithm_identity
 from tasks.progress import Summary
 from tasks.semantics import SEMANTICS
 from tasks.stage import Slot, commit, report, reuse, stage_task, write
@@ -25,12 +27,13 @@ def assign_credit(run: str, slot: Slot, rollouts: TableRef, rewards: TableRef) -
         "algorithm": recipe.algorithm.content(),
         "max_completion_tokens": recipe.rollout.max_completion_tokens,
         "current_version": slot.step - 1,
+        "component_weights": recipe.component_weights,
     }
     key = content_key(
         "advantages",
         inputs=[rollouts, rewards],
         settings=settings,
-        identity={},
+        identity=algorithm_identity(context),
         seed=recipe.seed,
         semantics=SEMANTICS["advantages"],
     )
@@ -43,6 +46,8 @@ def assign_credit(run: str, slot: Slot, rollouts: TableRef, rewards: TableRef) -
             recipe.algorithm,
             recipe.rollout.max_completion_tokens,
             slot.step - 1,
+            component_weights=recipe.component_weights,
+            seed=derive(recipe.seed, "advantages", slot.step),
         )
         refs = {"advantages": write(context, "advantages", key, table, [rollouts, rewards], settings, metrics=metrics)}
     commit(context, slot, refs, began=began, reused=reused)

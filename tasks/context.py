@@ -25,6 +25,8 @@ from tasks.progress import LogWatcher, Watcher
 if TYPE_CHECKING:
     from rft_core.engines import Engine
     from rft_core.rewards import Grader
+    from rft_core.terms import Algorithm
+    from tasks.beside import BesideGeneration
     from tasks.policy import Policies
 
 PHASE = "main"
@@ -45,6 +47,7 @@ class RunContext:
     watcher: Watcher = field(default_factory=LogWatcher)
     validated: set[str] = field(default_factory=set)  # records whose first table met the whole suite
     began: float | None = None  # when the stage at work looked for its tables, by the monotonic clock
+    built_grader: Grader | None = None
     should_remake: bool = False  # make again what retention deleted of the run's past
     pruned: set[str] = field(default_factory=set)  # policies whose checkpoints are known to be deleted
 
@@ -62,13 +65,28 @@ class RunContext:
     def grader(self) -> Grader:
         from rft_core.rewards import build_grader
 
-        return build_grader(self.recipe.reward, replies=Replies(str(self.root)))
+        return self.built_grader or build_grader(self.recipe.reward, replies=Replies(str(self.root)))
+
+    @cached_property
+    def beside(self) -> BesideGeneration | None:
+        """Scores blocks of rollouts while others are generated; None where that would help nothing."""
+        from tasks.beside import BesideGeneration
+
+        is_wanted = self.recipe.execution.score_beside_generation and self.grader.works_apart
+        return BesideGeneration() if is_wanted else None
 
     @cached_property
     def policies(self) -> Policies:
         from tasks.policy import Policies
 
         return Policies(self)
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        """The recipe's row of ALGORITHMS, or the user's own."""
+        from rft_core.resolve import resolve_algorithm
+
+        return resolve_algorithm(self.recipe.algorithm)
 
     @property
     def root_policy(self) -> PolicyRef:

@@ -23,7 +23,7 @@ from data_contracts.ledger import Entry
 from data_contracts.refs import PolicyRef, TableRef, content_key
 from data_contracts.retention import committing, replay_inputs
 from rft_core.config import AlgorithmSettings, RolloutSettings
-from rft_core.errors import ReplayMismatch
+from rft_core.errors import ReplayMismatch, SettingsError
 from tasks.context import PHASE, RunContext
 from tasks.semantics import SEMANTICS
 
@@ -126,16 +126,17 @@ class Policies:
     def _restore(self, saved: PolicyRef | None) -> PolicyRef:
         """Load a checkpoint, else the model folder itself."""
         from rft_core.checkpoint import load_checkpoint
-        from rft_core.policy import Policy
+        from rft_core.score_policy import POLICIES
         from rft_core.update import TrainState
 
         context = self.context
+        trained = POLICIES[context.algorithm.head]
         self._resident = None
         # A state that was used before is dropped first: two sets of weights and moments would not fit everywhere.
         self._state, self.is_exact = None, True
         if context.recipe.model.lora_rank:
             self._reference = None  # it is the dropped state's model without its adapter
-        policy = Policy.load(context.recipe.model, context.model_folder, context.recipe.seed)
+        policy = trained.load(context.recipe.model, context.model_folder, context.recipe.seed)
         self._state = TrainState.start(policy)
         if saved is not None:
             load_checkpoint(self._state, checkpoint_folder(context.root, saved))
@@ -173,6 +174,7 @@ class Policies:
             before if provenance.get("parent_is_exact", True) else inexact(before),
             provenance["settings"],
             f"replay-{entry.step:05d}",
+            provenance.get("algorithm_paths", {}),
         )
         difference = _difference(stored, made)
         if difference and context.recipe.model.device == "cpu":
@@ -197,12 +199,23 @@ def run_update(
     before: PolicyRef,
     settings: dict[str, Any],
     name: str,
+    algorithm_paths: dict[str, str],
 ) -> pa.Table:
-    """One update under stored settings: the same call serves the update stage and its replay."""
-    from rft_core.algorithms import resolve_algorithm
-    from rft_core.update import update_policy
+    """One update under stored settings: the same call serves the update stage and its replay.
 
-    algorithm = AlgorithmSettings(**settings["algorithm"])
+    `algorithm_paths` say where a user's own code is; what it was is in the settings. Raises SettingsError when it has
+    changed since.
+    """
+    from rft_core.resolve import resolve_algorithm
+    from rft_core.update import update_policy
+    from rft_core.user_algorithm import algorithm_code
+
+    algorithm = AlgorithmSettings(**settings["algorithm"], **algorithm_paths)
+    if algorithm_paths and algorithm_code(algorithm) != settings["algorithm_code"]:
+        raise SettingsError(
+            f"the code of {', '.join(algorithm_paths.values())} must be what the update was made with, it has changed "
+            "since: put it back, or start another run with `rft rerun --from advantages`"
+        )
     needs_reference = resolve_algorithm(algorithm).needs_reference
     return update_policy(
         state,
@@ -232,9 +245,18 @@ def update_settings(context: RunContext) -> dict[str, Any]:
             "max_completion_tokens": recipe.rollout.max_completion_tokens,
         },
         "model": recipe.model.content(),
+        **algorithm_identity(context),
         "seed": recipe.seed,
         "total_steps": None if recipe.training.schedule == "constant" else total,
     }
+
+
+def algorithm_identity(context: RunContext) -> dict[str, Any]:
+    """Digests of a user's own algorithm code, read anew each time; nothing where the recipe names none."""
+    from rft_core.user_algorithm import algorithm_code
+
+    code = algorithm_code(context.recipe.algorithm)
+    return {"algorithm_code": code} if code else {}
 
 
 def updated_policy_id(before: PolicyRef, inputs: list[TableRef], settings: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from rft_core.data.settings import DataSettings
 from tasks.context import PHASE, RunContext, opened
 from tasks.progress import Summary
 from tasks.semantics import SEMANTICS
+from tasks.sources import dataset_record
 from tasks.stage import Slot, commit, only, report, reuse, stage_task, write
 
 STATS_THROUGH = "stats_through"  # the ledger's note: the last step that an entry's statistics hold
@@ -106,17 +107,19 @@ def choose_prompts(run: str, slot: Slot, dataset: TableRef, history: History | N
         refs = {"prompt_stats": history.stats, **refs}
     notes = {STATS_THROUGH: history.through} if history is not None else {}
     commit(context, slot, refs, began=began, reused=reused, notes=notes)
-    summary: Summary = {"prompts": refs["prompts"].rows}
+    record = dataset_record(context.recipe.data)
+    summary: Summary = {record: refs[record].rows}
     if "prompt_stats" in refs:
         summary["measured prompts"] = refs["prompt_stats"].rows
-    return report(context, slot, summary, refs["prompts"], reused)
+    return report(context, slot, summary, refs[record], reused)
 
 
 def _keys(context: RunContext, slot: Slot, dataset: TableRef, history: History | None) -> dict[str, str]:
     common: dict[str, Any] = {"identity": {}, "seed": context.recipe.seed, "semantics": SEMANTICS["prompts"]}
     inputs = [dataset, *(history.refs if history is not None else [])]
     settings = _settings(context.recipe, slot)
-    keys = {"prompts": content_key("prompts", inputs=inputs, settings=settings, **common)}
+    record = dataset_record(context.recipe.data)
+    keys = {record: content_key(record, inputs=inputs, settings=settings, **common)}
     if history is not None and history.finished:
         inputs, settings = _stats_parts(context.recipe, history)
         keys["prompt_stats"] = content_key("prompt_stats", inputs=inputs, settings=settings, **common)
@@ -174,7 +177,8 @@ def _chosen(
         measured,
     )
     prompts = store.take(dataset, rows)
-    refs["prompts"] = write(context, "prompts", keys["prompts"], prompts, inputs, _settings(recipe, slot))
+    record = dataset_record(recipe.data)
+    refs[record] = write(context, record, keys[record], prompts, inputs, _settings(recipe, slot))
     return refs
 
 

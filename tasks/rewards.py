@@ -29,12 +29,15 @@ def score_rollouts(run: str, slot: Slot, rollouts: TableRef, prompts: TableRef) 
     reused = refs is not None
     if refs is None:
         refs = {"rewards": _score(context, slot, rollouts, prompts, key)}
+    if context.beside is not None:
+        context.beside.forget(rollouts.key)
     commit(context, slot, refs, began=began, reused=reused)
     return report(context, slot, _summary(context, refs["rewards"]), refs["rewards"], reused)
 
 
 def _score(context: RunContext, slot: Slot, rollouts: TableRef, prompts: TableRef, key: str) -> TableRef:
     """As the store keeps them; see tasks/scoring.py."""
+    beside = context.beside
     return score_blocks(
         context.store,
         context.grader,
@@ -44,6 +47,7 @@ def _score(context: RunContext, slot: Slot, rollouts: TableRef, prompts: TableRe
         tokenizer=context.tokenizer if context.grader.has_steps else None,
         progress=context.progress(slot.name),
         on_first=lambda rewards: first_validation(context, "rewards", rewards),
+        made=lambda index: beside.take(rollouts.key, index) if beside is not None else None,
     )
 
 

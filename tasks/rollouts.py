@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from rft_core.environments import RolloutPlan, plan_blocks, roll_out
 from rft_core.errors import RolloutsFailed
 from tasks.context import RunContext, opened
 from tasks.progress import Summary
+from tasks.scoring import BlockScorer
 from tasks.semantics import SEMANTICS
 from tasks.stage import Slot, commit, first_validation, report, reuse, stage_task
 
@@ -129,6 +131,7 @@ def _generate(
     missing = [index for index in range(len(blocks)) if index not in writer.committed]
     if missing:
         engine = context.engine(plan.policy)
+        scorer = BlockScorer(context.store, context.grader, prompts)
         for index in missing:
             done = index * groups * plan.group_size
             total = table.num_rows * plan.group_size
@@ -142,6 +145,8 @@ def _generate(
             tokens = pc.sum(pc.list_value_length(block["completion_token_ids"])).as_py() or 0
             context.count_generated(slot.name, index, block.num_rows, tokens)
             writer.commit(index, block)
+            if context.beside is not None:
+                context.beside.hand_over(key, index, partial(scorer.score, block))
             context.watcher.advanced(slot.name, done + block.num_rows, total, f"block {index + 1} of {len(blocks)}")
     return writer.close()
 

@@ -13,6 +13,7 @@ from data_contracts.errors import DamagedTable
 from data_contracts.files import LocalFiles, read_json
 from data_contracts.ledger import Lease, Ledger
 from data_contracts.refs import digest_of
+from data_contracts.replies import Replies
 from data_contracts.store import Store
 from rft_core.config import Recipe
 from rft_core.errors import ContentChanged, SettingsError
@@ -42,7 +43,14 @@ STAGE_OF_SETTING = {
     "evaluation": "update",
     "steps": "update",
 }
-STAGE_OF_IDENTITY = {"source": "data", "tokenizer": "data", "model": "data", "script": "rollouts", "grader": "rewards"}
+STAGE_OF_IDENTITY = {
+    "source": "data",
+    "tokenizer": "data",
+    "model": "data",
+    "script": "rollouts",
+    "grader": "rewards",
+    "algorithm": "advantages",
+}
 # Settings that a recipe may leave to the machine: chosen once, at the start of a run.
 CHOICES = (("model", "device"), ("model", "dtype"), ("training", "checkpoint_every"), ("execution", "threads"))
 STAGE_ORDER = ("data", "rollouts", "rewards", "advantages", "update")
@@ -68,6 +76,8 @@ def open_run(
     Raises RunBusy when another process writes it, ContentChanged when recipe, data, model, grader or code differ from
     what it began with, SettingsError for a relative path.
     """
+    from rft_core.rewards import build_grader
+
     check_run_name(name)
     watcher = watcher or LogWatcher()
     refuse_relative_paths(recipe)
@@ -78,9 +88,11 @@ def open_run(
     reward = resolve_scoring_models(recipe.reward, root, began_with.reward if began_with else None)
     recipe = recipe.model_copy(update={"reward": reward})
     use_threads(recipe.execution.threads)
-    identity = identify(recipe, model_folder, pinned_identity or {})
-    lease = Lease.acquire(folder, on_orphan)
+    grader = build_grader(recipe.reward, replies=Replies(str(root)))
+    lease = None
     try:
+        identity = identify(recipe, model_folder, pinned_identity or {}, grader.digest)
+        lease = Lease.acquire(folder, on_orphan)
         _accept(folder, name, recipe, identity, accept_new_code, parent, watcher)
         context = RunContext(
             root=root,
@@ -93,9 +105,12 @@ def open_run(
             provenance={"versions": versions(), "fingerprint": fingerprint(recipe)},
             watcher=watcher,
             should_remake=remake,
+            built_grader=grader,
         )
     except BaseException:
-        lease.release()
+        grader.close()
+        if lease is not None:
+            lease.release()
         raise
     register(context)
     return context
@@ -108,8 +123,12 @@ def check_run_name(name: str) -> None:
 
 
 def close_run(context: RunContext) -> None:
-    """Give the lease back."""
+    """End the grader's threads and processes, and give the lease back."""
     unregister(context.name)
+    if context.built_grader is not None:
+        if context.beside is not None:
+            context.beside.close(context.built_grader.close)
+        context.built_grader.close()
     if context.ledger.lease is not None:
         context.ledger.lease.release()
 
@@ -144,10 +163,9 @@ def _with_choices_of(began_with: Recipe, recipe: Recipe) -> Recipe:
     return recipe.model_copy(update=changes)
 
 
-def identify(recipe: Recipe, model_folder: Path, pinned: dict[str, str]) -> dict[str, str]:
+def identify(recipe: Recipe, model_folder: Path, pinned: dict[str, str], grader_digest: str) -> dict[str, str]:
     """Digests of what the run is made from, by content. Raises SettingsError when one differs from a pinned one."""
     from rft_core.data.prompts import load_tokenizer, tokenizer_digest
-    from rft_core.rewards import build_grader
 
     model = model_digest(model_folder)
     settings = {"lora_rank": recipe.model.lora_rank}
@@ -159,8 +177,14 @@ def identify(recipe: Recipe, model_folder: Path, pinned: dict[str, str]) -> dict
         "tokenizer": tokenizer_digest(load_tokenizer(model_folder, recipe.model.chat_template)),
         "model": model,
         "policy": digest_of({"model": model, **settings}),
-        "grader": build_grader(recipe.reward).digest,
+        "grader": grader_digest,
     }
+    if recipe.algorithm.paths():
+        from rft_core.resolve import check, resolve_algorithm
+        from rft_core.user_algorithm import algorithm_code
+
+        check(resolve_algorithm(recipe.algorithm), recipe.training)  # other algorithms were checked with the recipe
+        identity["algorithm"] = digest_of(algorithm_code(recipe.algorithm))
     if recipe.rollout.script is not None:
         script = Path(recipe.rollout.script)
         if not script.is_file():

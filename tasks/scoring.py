@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +31,26 @@ def rewards_key(recipe: Recipe, grader_digest: str, rollouts: TableRef, prompts:
     )
 
 
+class BlockScorer:
+    """Scores blocks of rollouts. Their prompts are looked up in `prompts`, of which no other row is read."""
+
+    def __init__(self, store: Store, grader: Grader, prompts: TableRef, tokenizer: Any = None) -> None:
+        self._store = store
+        self._grader = grader
+        self._prompts = prompts
+        self._tokenizer = tokenizer
+
+    @cached_property
+    def _known(self) -> pa.ChunkedArray:
+        return self._store.read(self._prompts, ["prompt_id"])["prompt_id"]
+
+    def score(self, block: pa.Table, progress: Progress | None = None) -> pa.Table:
+        """Raises what Grader.score does."""
+        asked = pc.indices_nonzero(pc.is_in(self._known, pc.unique(block["prompt_id"])))
+        prompts = self._store.take(self._prompts, asked.to_numpy())
+        return self._grader.score(block, prompts, progress, self._tokenizer)
+
+
 def score_blocks(
     store: Store,
     grader: Grader,
@@ -40,16 +61,18 @@ def score_blocks(
     tokenizer: Any = None,
     progress: Progress | None = None,
     on_first: Callable[[pa.Table], dict[str, Any]] | None = None,
+    made: Callable[[int], pa.Table | None] = lambda index: None,
 ) -> TableRef:
     """Commit the blocks of rewards that are not there yet, as the blocks of the rollouts are. `inputs` are (rollouts,
-    prompts); what `on_first` gives for the first table scored goes into the manifest.
+    prompts); what `on_first` gives for the first table scored goes into the manifest; `made` gives the rewards of a
+    block that was scored before, or None.
 
     A block with unscored rows waits for the verdict over the whole table, so that a retry scores it again. Raises what
     Grader.score and Grader.refuse_unscored do.
     """
     rollouts, prompts = inputs
     writer = store.writer("rewards", key, provenance)
-    known = store.read(prompts, ["prompt_id"])["prompt_id"]
+    scorer = BlockScorer(store, grader, prompts, tokenizer)
     unscored: Counter[str] = Counter()
     waiting: dict[int, pa.Table] = {}
     judged = done = 0
@@ -58,9 +81,11 @@ def score_blocks(
         done += block.num_rows
         if index in writer.committed:
             continue
-        asked = pc.indices_nonzero(pc.is_in(known, pc.unique(block["prompt_id"])))
-        of_block = store.take(prompts, asked.to_numpy())
-        rewards = grader.score(block, of_block, _of_block(progress, done, rollouts.rows), tokenizer)
+        rewards = made(index)
+        if rewards is None:
+            rewards = scorer.score(block, _of_block(progress, done, rollouts.rows))
+        elif progress is not None:
+            progress(done, rollouts.rows, "scored beside generation")
         check_table(rewards, "rewards")
         if on_first is not None:
             provenance |= on_first(rewards)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from prefect.client.schemas.objects import State
 
@@ -30,10 +31,12 @@ def update_policy(run: str, slot: Slot, rollouts: TableRef, advantages: TableRef
         is_exact = context.policies.is_exact
         trained = before if is_exact else inexact(before)
         context.policies.begin_update()
-        table = run_update(
-            context, state, context.store.read(rollouts), context.store.read(advantages), trained, settings, slot.name
-        )
-        parent = {"parent_policy": before.policy_id, "parent_is_exact": is_exact}
+        paths = context.recipe.algorithm.paths()
+        tables = context.store.read(rollouts), context.store.read(advantages)
+        table = run_update(context, state, *tables, trained, settings, slot.name, paths)
+        parent: dict[str, Any] = {"parent_policy": before.policy_id, "parent_is_exact": is_exact}
+        if paths:
+            parent["algorithm_paths"] = paths  # for a replay: what is read there is held against the settings
         ref = write(context, "updates", key, table, [rollouts, advantages], settings, **parent)
         refs = {"updates": ref}
     made = PolicyRef(refs["updates"].key, slot.step)

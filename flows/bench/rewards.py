@@ -19,6 +19,10 @@ from flows.bench.process import run_measured
 NUM_ROLLOUTS = 1_000_000
 GROUP_SIZE = 8
 BLOCK_GROUPS = 1250
+CUSTOM = """
+def short(rows):
+    return [float(len(row.completion_text) < 80) for row in rows]
+"""  # a user's function, in its own process
 COMPLETION = "Each box holds {number} pens, and there are three of them, so the answer is {number}."
 
 
@@ -38,7 +42,7 @@ def rescoring() -> list[tuple[str, str, float, str]]:
     with tempfile.TemporaryDirectory() as root:
         code = "import sys; from flows.bench.rewards import report; report(*sys.argv[1:])"
         run_measured([sys.executable, "-c", code, root, "write"])
-        for function in ("exact_match", "numeric_answer"):
+        for function in ("exact_match", "numeric_answer", "custom"):
             seconds, peak_bytes = run_measured([sys.executable, "-c", code, root, function])
             found += [
                 (f"{name}: {function}", "time", seconds["seconds"], "s"),
@@ -59,11 +63,13 @@ def report(root: str, what: str) -> None:
     store, refs = Store(root), Path(root) / "refs.json"
     if what == "write":
         refs.write_text(json.dumps([ref.to_json() for ref in _write_tables(store)]))
+        refs.with_name("custom.py").write_text(CUSTOM)
         print(json.dumps({}))
         return
     rollouts, prompts = (TableRef.from_json(value) for value in json.loads(refs.read_text()))
-    grader = build_grader(RewardSettings.model_validate({"functions": [{"name": what}]}))
+    function = {"name": what, **({"path": "custom.py:short"} if what == "custom" else {})}
     began = time.monotonic()
+    grader = build_grader(RewardSettings.model_validate({"functions": [function]}), Path(root))
     scored = score_blocks(store, grader, (rollouts, prompts), f"bench-{what}", {})
     print(json.dumps({"seconds": time.monotonic() - began}))
     assert scored.rows == rollouts.rows, "no rollout is lost"

@@ -68,8 +68,8 @@ def spans(steps: Iterable[int]) -> str:
 def _dead(view: RunView, stage: str) -> list[tuple[int, Tombstone]]:
     if stage == "checkpoints":
         return [(saved.step, saved.tombstone) for saved in view.checkpoints() if saved.tombstone]
-    record = stage.removeprefix("evaluation-")
-    return [(entry.step, tombstone) for entry, tombstone in view.deleted(stage, record)]
+    records = ("prompts", "examples") if stage == "prompts" else (stage.removeprefix("evaluation-"),)
+    return [(entry.step, tombstone) for record in records for entry, tombstone in view.deleted(stage, record)]
 
 
 def _occasion(tombstone: Tombstone) -> tuple[str, str, str]:

@@ -143,10 +143,10 @@ class RunView:
         entries = self.ledger.entries("update")
         return max(entries, key=lambda entry: entry.step).policy if entries else None
 
-    def prompts_ref(self) -> TableRef | None:
-        """The table of all prompts, which the data stage committed."""
-        found = self.refs(("data", "prompts"), "prompts")
-        return found[0][1] if found else None
+    def dataset_ref(self) -> TableRef | None:
+        """The table of all prompts, or of all examples, which the data stage committed."""
+        found = [ref for record in ("prompts", "examples") for _, ref in self.refs(("data", "prompts"), record)]
+        return found[0] if found else None
 
 
 def open_run(root: str, name: str) -> RunView:

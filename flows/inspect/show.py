@@ -42,11 +42,12 @@ def show(
 
 def left_out(root: str, run: str, record: str, step: int | None = None) -> list[str]:
     """A sentence for each deletion because of which `show` gives fewer rows than there were."""
-    if record not in PRUNED_STAGES or (record == "prompts" and step is None):  # the whole data set stays
+    stage = _stage_of(record)
+    if stage not in PRUNED_STAGES or (record in DATASETS and step is None):  # the whole data set stays
         return []
     return [
         deletion.sentence
-        for deletion in deletions_of(open_run(root, run), [record])
+        for deletion in deletions_of(open_run(root, run), [stage])
         if step is None or step in deletion.steps
     ]
 
@@ -78,7 +79,7 @@ def _rows_of(view: RunView, record: str, step: int | None) -> pa.Table:
     found = view.refs(stages, name)
     if not found:
         raise SettingsError(f"run {view.name} has no {record} table yet")
-    if record in ("prompts", "quarantine"):
+    if record in (*DATASETS, "quarantine"):
         return _data_rows(view, record, step)
     steps = sorted({entry.step for entry, _ in found})
     if step is not None and step not in steps:
@@ -86,23 +87,28 @@ def _rows_of(view: RunView, record: str, step: int | None) -> pa.Table:
     return _rows_left(view, record, step)
 
 
+def _stage_of(shown: str) -> str:
+    """The stage whose tables retention deletes under that name."""
+    return "prompts" if shown in DATASETS else shown
+
+
 def _rows_left(view: RunView, shown: str, step: int | None) -> pa.Table:
     """The rows that were not deleted. Raises DeletedTable when there are none because all were."""
-    record, stages = ("prompts", ("prompts",)) if shown == "prompts" else TABLES[shown]
+    record, stages = (shown, ("prompts",)) if shown in DATASETS else TABLES[shown]
     table = view.table(stages, record, step=step)
-    if not table.num_rows and shown in PRUNED_STAGES:
+    if not table.num_rows and _stage_of(shown) in PRUNED_STAGES:
         steps = {entry.step for entry, _ in view.refs(stages, record)}
-        refuse_deleted(view, shown, steps if step is None else {step})
+        refuse_deleted(view, _stage_of(shown), steps if step is None else {step})
     return table
 
 
 def _data_rows(view: RunView, record: str, step: int | None) -> pa.Table:
-    """Without a step the whole data set; with one, the prompts that were chosen for it."""
+    """Without a step the whole data set; with one, the prompts or examples that were chosen for it."""
     if step is None or record == "quarantine":
         return view.table("data", record)
-    steps = [entry.step for entry, _ in view.refs("prompts", "prompts")]
+    steps = [entry.step for entry, _ in view.refs("prompts", record)]
     if step not in steps:
-        raise SettingsError(f"--step must be among the steps with prompts ({_span(steps)}), got {step}")
+        raise SettingsError(f"--step must be among the steps with {record} ({_span(steps)}), got {step}")
     return _rows_left(view, record, step)
 
 
@@ -153,9 +159,12 @@ def _span(steps: list[int]) -> str:
     return f"{min(steps)}..{max(steps)}" if steps else "none yet"
 
 
+DATASETS = ("prompts", "examples")
+
 # What RECORD may be: the record, and the stages whose tables it means.
 TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "prompts": ("prompts", ("data",)),
+    "examples": ("examples", ("data",)),
     "prompt_stats": ("prompt_stats", ("prompts",)),
     "quarantine": ("quarantine", ("data",)),
     "rollouts": ("rollouts", ("rollouts",)),
@@ -173,6 +182,7 @@ _REWARD_COLUMNS = [AT_STEP, "rollout_id", "reward", "components", "status", "rea
 # Columns of the table view; `--format jsonl` has all of them.
 SHOWN: dict[str, list[str]] = {
     "prompts": ["prompt_id", "split", "prompt_text", "answer", "source", "source_row"],
+    "examples": ["example_id", "split", "kind", "messages", "label", "source", "source_row"],
     "prompt_stats": [AT_STEP, *RECORDS["prompt_stats"].schema.names],
     "quarantine": ["source", "source_row", "reason", "detail", "raw"],
     "rollouts": _ROLLOUT_COLUMNS,

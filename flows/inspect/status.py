@@ -79,9 +79,9 @@ def counts_of(view: RunView) -> dict[str, int]:
 
     `generated_tokens` is what engines really produced for this run, training and evaluation, crashes included.
     """
-    dataset = view.prompts_ref()
+    dataset = view.dataset_ref()
     counts = {
-        "prompts": dataset.rows if dataset is not None else 0,
+        dataset.record if dataset is not None else "prompts": dataset.rows if dataset is not None else 0,
         "rollouts": _rows(view, "rollouts", "rollouts"),
         "rewards": _rows(view, "rewards", "rewards"),
         "unscored": 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,15 +151,28 @@ def _by_id(table: pa.Table, ids: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def _prompts_of(view: RunView, ids: set[str]) -> dict[str, dict[str, Any]]:
-    ref = view.prompts_ref()
+    ref = view.dataset_ref()
     if ref is None:
         return {}
+    if ref.record == "examples":
+        rows = view.store.read(ref, ["example_id", "messages", "answer"]).to_pylist()
+        return {
+            row["example_id"]: {"prompt_text": _prompt_text(row["messages"]), "answer": row["answer"]}
+            for row in rows
+            if row["example_id"] in ids
+        }
     rows = view.store.read(ref, ["prompt_id", "prompt_text", "answer"]).to_pylist()
     return {row["prompt_id"]: row for row in rows if row["prompt_id"] in ids}
 
 
+def _prompt_text(messages: str) -> str:
+    """What was said before the completion that the data gives; plain text has nothing before it."""
+    said = json.loads(messages).get("prompt", [])
+    return "\n".join(f"{message['role']}: {message.get('content') or ''}" for message in said)
+
+
 def _data_report(view: RunView) -> DataReport | None:
-    ref = view.prompts_ref()
+    ref = view.dataset_ref()
     if ref is None:
         return None
     prompts = view.store.read(ref, ["split", "source"])

@@ -155,6 +155,20 @@ CHARTS: tuple[tuple[str, str, str, tuple[Value, Value], dict[str, str]], ...] = 
         {"kl": "kl"},
     ),
     ("Loss", "", "What was differentiated. Its level says little; jumps say much.", (None, None), {"loss": "loss"}),
+    (
+        "Preference margin",
+        "",
+        "Mean implicit reward of chosen and rejected completions, or score of a reward model.",
+        (None, None),
+        {"rewards/chosen": "chosen", "rewards/rejected": "rejected", "rewards/margins": "margin"},
+    ),
+    (
+        "Preference accuracy",
+        "",
+        "Share of the step's pairs whose margin is above 0.",
+        SHARE,
+        {"rewards/accuracies": "accuracy"},
+    ),
     ("Gradient norm", "", "Global norm before clipping.", POSITIVE, {"grad_norm": "grad norm"}),
     ("Learning rate", "", "Of the step's last optimizer step.", POSITIVE, {"learning_rate": "learning rate"}),
     (

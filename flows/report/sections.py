@@ -76,8 +76,12 @@ def _change_card(change: Change) -> Markup:
     return _card(change.metric, first["value"], last["value"], paired, note)
 
 
+LOWER_IS_BETTER = frozenset({"loss"})
+
+
 def _card(name: str, first: float, last: float, paired: str | None, note: str) -> Markup:
-    sign = "up" if last > first else "down" if last < first else "same"
+    better = first - last if name in LOWER_IS_BETTER else last - first
+    sign = "up" if better > 0 else "down" if better < 0 else "same"  # green or red
     return tag(
         "div",
         tag("div", tag("code", name), class_="card-name"),

@@ -317,10 +317,17 @@ def _answer_readers(settings: RowSettings) -> list[tuple[str, Callable[[str | No
     if settings.reward is None or settings.data.record != "prompts":
         return []
     from rft_core.rewards import build_grader
+    from rft_core.rewards.settings import StepSettings
 
-    # Models that score judge every prompt, and their folders need not be here.
-    functions = [function for function in settings.reward.functions if function.scoring_model is None]
-    return build_grader(settings.reward.model_copy(update={"functions": functions}), settings.folder).answer_readers
+    # Models that score and users' functions judge every prompt; the folders of the former need not be here, and the
+    # latter would start a process.
+    functions = [
+        function
+        for function in settings.reward.functions
+        if function.scoring_model is None and function.name != "custom"
+    ]
+    changes = {"functions": functions, "steps": StepSettings()}
+    return build_grader(settings.reward.model_copy(update=changes), settings.folder).answer_readers
 
 
 def _gives_away(messages: list[dict[str, Any]], answer: str) -> bool:

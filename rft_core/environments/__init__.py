@@ -14,7 +14,8 @@ Each is a function of (engine, prompts_block, plan, tokenizer, progress) to a ta
 
 from __future__ import annotations
 
+from rft_core.environments.given import given_rollouts
 from rft_core.environments.plan import RolloutPlan, plan_blocks
 from rft_core.environments.single_turn import roll_out
 
-__all__ = ["RolloutPlan", "plan_blocks", "roll_out"]
+__all__ = ["RolloutPlan", "given_rollouts", "plan_blocks", "roll_out"]

@@ -47,14 +47,14 @@ class RolloutPlan:
         return derive(self.run_seed, "rollout", self.step, self.round, prompt_id, index)
 
 
-def plan_blocks(prompts: pa.Table, block_groups: int) -> list[pa.Table]:
+def plan_blocks(prompts: pa.Table, block_groups: int, key: str = "prompt_id") -> list[pa.Table]:
     """The prompts in their order, `block_groups` at a time; the last block may be smaller.
 
     A block is the unit of generation, of commit and of loss by a crash. Blocks are cut by row alone, so equal prompts
     and settings give equal blocks in every process. A prompt that comes twice raises ContractError: groups are formed
     by id.
     """
-    for prompt_id, count in Counter(prompts.column("prompt_id").to_pylist()).items():
+    for prompt_id, count in Counter(prompts.column(key).to_pylist()).items():
         if count > 1:
-            raise ContractError(f"prompts must have distinct prompt_id within a step, got {prompt_id!r} {count} times")
+            raise ContractError(f"a step must have distinct {key}, got {prompt_id!r} {count} times")
     return [prompts.slice(start, block_groups) for start in range(0, prompts.num_rows, block_groups)]

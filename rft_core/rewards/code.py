@@ -20,7 +20,17 @@ from rft_core.hardware import num_cores
 from rft_core.rewards.code_blocks import NoProgram, find_program
 from rft_core.rewards.code_tests import NoTests, Tests, read_tests
 from rft_core.rewards.rows import RewardRow, Scored, Scorer, shortened
-from rft_core.rewards.sandbox import MIB, Calls, Judgement, Launcher, Limits, Script, judge_all, sandbox_launcher
+from rft_core.rewards.sandbox import (
+    MIB,
+    Calls,
+    Interrupts,
+    Judgement,
+    Launcher,
+    Limits,
+    Script,
+    judge_all,
+    sandbox_launcher,
+)
 from rft_core.rewards.settings import RewardFunction
 
 SEMANTICS = 1
@@ -57,19 +67,23 @@ def build(settings: RewardFunction, folder: Path | None) -> Scorer:
     )
     _check_command(settings)
     has_pytest = importlib.util.find_spec("pytest") is not None
+    interrupts = Interrupts()
 
     def unreadable(answer: str | None, metadata: dict[str, Any]) -> str | None:
         tests = _tests(answer, metadata, settings, has_pytest)
         return None if isinstance(tests, Tests) else tests
 
     return Scorer(
-        lambda rows: _score(rows, settings, launcher, has_pytest),
+        lambda rows: _score(rows, settings, launcher, has_pytest, interrupts),
         {"semantics": SEMANTICS, "python": platform.python_version(), "packages": _versions(settings.code.packages)},
         unreadable,
+        close=interrupts.interrupt,
     )
 
 
-def _score(rows: list[RewardRow], settings: RewardFunction, launcher: Launcher, has_pytest: bool) -> list[Scored]:
+def _score(
+    rows: list[RewardRow], settings: RewardFunction, launcher: Launcher, has_pytest: bool, interrupts: Interrupts
+) -> list[Scored]:
     """Equal programs for one prompt are judged once."""
     tests_of: dict[str, Tests | str] = {}
     jobs: dict[tuple[str, str], Script | Calls] = {}
@@ -90,7 +104,7 @@ def _score(rows: list[RewardRow], settings: RewardFunction, launcher: Launcher, 
         decided.append((row.prompt_id, program))
     is_partial = settings.code.credit == "partial"
     workers = settings.code.workers or num_cores()
-    judged = judge_all(launcher, list(jobs.values()), is_partial=is_partial, workers=workers)
+    judged = judge_all(launcher, list(jobs.values()), is_partial=is_partial, workers=workers, interrupts=interrupts)
     scores = dict(zip(jobs, (_scored(judgement, is_partial) for judgement in judged), strict=True))
     return [choice if isinstance(choice, Scored) else scores[choice] for choice in decided]
 

@@ -7,9 +7,13 @@ Signature, synchronous or `async def`:
 One value per row, in order. Numbers, booleans (1 / 0), numpy scalars and 0-d arrays or tensors are scores; None and NaN
 mean unscored; a dict holds the score under `score_key` and further numbers, kept as components named function/metric
 ("reason" may hold a text, "steps" one number for each of the row's reasoning steps); infinities, texts and everything
-else are errors that name function, row and value. The function sees whole batches in no promised order or size, so a
-score must depend on its own row alone. What it sets for the whole process holds while it runs
-(rft_core.rewards.user_state).
+else are errors that name function, row and value. The function sees whole blocks in no promised order or size, so a
+score must depend on its own row alone.
+
+All functions of a recipe share a process of their own (user_process.py), with our environment and working folder. It
+lives as long as the grader, so what they load or set is there at the next call; what they print goes to stderr. A call
+that takes longer than `call_seconds`, or ends its process, leaves its rows unscored, and the next call finds a fresh
+process. At the probe before a run it is an error.
 """
 
 from __future__ import annotations
@@ -19,14 +23,16 @@ import math
 from collections.abc import Mapping
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rft_core.errors import RewardFunctionError, TransientError
 from rft_core.rewards.event_loop import wait_for
-from rft_core.rewards.plugin import load_plugin
-from rft_core.rewards.rows import RewardRow, Scored, Scorer, shortened, valid_text
-from rft_core.rewards.settings import RewardFunction
+from rft_core.rewards.rows import RewardRow, Scored, Scorer, packed_rows, shortened, valid_text
+from rft_core.rewards.user_process import CallLost, UserCode
 from rft_core.rewards.user_state import USER_STATE
+
+if TYPE_CHECKING:  # the process of users' code loads no settings
+    from rft_core.rewards.settings import RewardFunction
 
 SEMANTICS = 1
 
@@ -109,15 +115,58 @@ def call(function: Any, name: str, rows: list[RewardRow], score_key: str) -> lis
     return scores
 
 
-def build(settings: RewardFunction, folder: Path | None) -> Scorer:
-    """Loads the user's code. Raises SettingsError or RewardFunctionError."""
-    plugin = load_plugin(settings.path or "", folder, settings.depends_on)
-    name = f"{settings.component} ({settings.path})"
+class UserFunction:
+    """A user's function in its process."""
+
+    def __init__(self, settings: RewardFunction, folder: Path | None, code: UserCode) -> None:
+        path = settings.path or ""
+        self._code = code
+        self._number, self.identity = code.load(path, folder, settings.depends_on)
+        self._shown = path.rpartition("/")[2]  # tables hold no folder's name
+        self._seconds = settings.call_seconds
+        self._name = f"{settings.component} ({path})"
+        self._score_key = settings.score_key
+
+    def score(self, rows: list[RewardRow]) -> list[Scored]:
+        """Unscored, with what happened, where there was no answer. Raises RewardFunctionError, GraderUnavailable, and
+        what the function raises as a TransientError."""
+        try:
+            return self._score(rows)
+        except CallLost as lost:
+            return [Scored(None, f"{self._shown} {lost}")] * len(rows)
+
+    def probe(self, rows: list[RewardRow]) -> list[Scored]:
+        """The same, but no answer is a RewardFunctionError."""
+        try:
+            return self._score(rows)
+        except CallLost as lost:
+            raise RewardFunctionError(
+                f"reward function {self._name} must give scores, called on {len(rows)} rows from {rows[0].rollout_id} "
+                f"it {lost}"
+            ) from lost
+
+    def _score(self, rows: list[RewardRow]) -> list[Scored]:
+        if not rows:
+            return []
+        request = {"do": "score", "name": self._name, "score_key": self._score_key}
+        reply = self._code.ask(self._number, request, packed_rows(rows), self._seconds)
+        scores = [Scored(value) for value in reply["values"]]
+        for index, (reason, metrics, steps) in reply["more"].items():
+            value = scores[int(index)].value
+            scores[int(index)] = Scored(value, reason, metrics, None if steps is None else tuple(steps))
+        return scores
+
+
+def build(settings: RewardFunction, folder: Path | None, code: UserCode | None = None) -> Scorer:
+    """Loads the code into the process of `code`. Raises SettingsError, RewardFunctionError, GraderUnavailable."""
+    code = code or UserCode()
+    function = UserFunction(settings, folder, code)
     return Scorer(
-        lambda rows: call(plugin.function, name, rows, settings.score_key) if rows else [],
-        {"semantics": SEMANTICS, **plugin.identity},
+        function.score,
+        {"semantics": SEMANTICS, **function.identity},
         is_custom=True,
         needs_earlier=True,
+        probe=function.probe,
     )
 
 

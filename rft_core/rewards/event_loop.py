@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Awaitable
 from typing import Any
+
+_WAITS: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = {}  # what a thread waits for, by its number
 
 
 def wait_for(awaitable: Awaitable[Any]) -> Any:
     """Its result, or what it raises. An interrupt of the caller cancels it and waits for its end."""
 
     async def wait() -> Any:
-        return await awaitable
+        task = asyncio.current_task()
+        assert task is not None
+        _WAITS[threading.get_ident()] = asyncio.get_running_loop(), task
+        try:
+            return await awaitable
+        finally:
+            del _WAITS[threading.get_ident()]
 
     try:
         asyncio.get_running_loop()
@@ -45,3 +54,11 @@ def wait_for(awaitable: Awaitable[Any]) -> Any:
     if outcome[1] is not None:
         raise outcome[1]
     return outcome[0]
+
+
+def cancel_waits(thread: int) -> None:
+    """From another thread: what that one waits for now is cancelled, and its wait_for raises CancelledError."""
+    found = _WAITS.get(thread)
+    if found is not None:
+        with contextlib.suppress(RuntimeError):  # it has just ended
+            found[0].call_soon_threadsafe(found[1].cancel)

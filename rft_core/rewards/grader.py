@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +36,7 @@ from rft_core.rewards import (
     reward_model,
     self_verification,
 )
+from rft_core.rewards.columns import SCORED, components_column, statuses_column
 from rft_core.rewards.combine import combine, gate_is_open
 from rft_core.rewards.conditions import check_condition, matching
 from rft_core.rewards.rows import (
@@ -47,10 +49,10 @@ from rft_core.rewards.rows import (
     shortened,
 )
 from rft_core.rewards.settings import GATED, RewardFunction, RewardSettings
-from rft_core.rewards.steps import build_splitter, step_columns
+from rft_core.rewards.steps import UserSplitter, build_splitter, step_columns
+from rft_core.rewards.user_process import UserCode
 
 SEMANTICS = 2  # of how components become a reward
-SCORED = "scored"
 TIMEOUT = "timeout"  # begins the reason of a score that stands for work which met its time limit
 ROLLOUT_ERROR = "rollout_error"  # begins the reason of a rollout that failed; no component may be called so
 
@@ -67,10 +69,12 @@ class UnreadableAnswer:
 class Grader:
     """The functions of a recipe, ready to score."""
 
-    def __init__(self, settings: RewardSettings, scorers: list[Scorer], folder: Path | None) -> None:
+    def __init__(self, settings: RewardSettings, scorers: list[Scorer], folder: Path | None, code: UserCode) -> None:
         self.settings = settings
         self._parts = list(zip(settings.functions, scorers, strict=True))
-        self._split, self._splitting = build_splitter(settings.steps, folder) if self.has_steps else (None, None)
+        self._code = code
+        self._lock = threading.Lock()
+        self._split, self._splitting = build_splitter(settings.steps, folder, code) if self.has_steps else (None, None)
 
     @cached_property
     def digest(self) -> str:
@@ -106,6 +110,8 @@ class Grader:
         combine.py for gates and functions that do not apply. component_status is "scored", "scored: NOTE", or the
         reason why there is no score. Metrics that a function gave for some rows only are absent, hence null, in others.
 
+        One call at a time: a second thread waits.
+
         Raises RewardFunctionError, GraderUnavailable (a verifier can't start), ContractError. Whether too many rows are
         unscored is `refuse_unscored`'s to say, of all blocks of a step.
         """
@@ -117,7 +123,8 @@ class Grader:
             )
         ]
         sound = chosen.filter(pa.array([reason is None for reason in failed], pa.bool_()))
-        by_function = self._score_all(sound, prompts, progress)
+        with self._lock:
+            by_function = self._score_all(sound, prompts, progress)
         table = self._table(chosen, failed, by_function, tokenizer)
         assert table.num_rows == pc.count_distinct(rollouts.column("rollout_id")).as_py(), "a rollout was lost"
         return table
@@ -134,6 +141,24 @@ class Grader:
             f"(reward.max_unscored_fraction), {count} of {judged} are: {shown}"
             + (f"; and {rest} other reasons" if rest > 0 else "")
         )
+
+    @property
+    def works_apart(self) -> bool:
+        """Whether most of the work is done in other processes or over the network, and none by a model in this one.
+        Not where completions are divided into steps: that needs the tokenizer, which no two threads may use at once."""
+        functions = [function for function, _ in self._parts]
+        return (
+            not self.has_steps
+            and any(function.name in APART for function in functions)
+            and all(function.scoring_model is None for function in functions)
+        )
+
+    def close(self) -> None:
+        """End the processes that functions have running, also while another thread scores. It is not asked again."""
+        self._code.close()
+        for _, scorer in self._parts:
+            if scorer.close is not None:
+                scorer.close()
 
     def probe(self, prompts: pa.Table) -> None:
         """Call every function on two rows made from real prompts, before anything expensive: one whose completion is
@@ -160,7 +185,7 @@ class Grader:
                 "finish_reason": ["stop"] * len(rows),
             }
         )
-        self._score_all(table, chosen, None)
+        self._score_all(table, chosen, None, is_probe=True)
 
     def unreadable_answers(self, prompts: pa.Table) -> list[UnreadableAnswer]:
         """Prompts that some function can't judge whatever the completion, for data validation. Calls no user code."""
@@ -215,8 +240,14 @@ class Grader:
         ]
 
     def _score_all(
-        self, sound: pa.Table, prompts: pa.Table, progress: Callable[[int, int, str], None] | None
+        self,
+        sound: pa.Table,
+        prompts: pa.Table,
+        progress: Callable[[int, int, str], None] | None,
+        is_probe: bool = False,
     ) -> list[list[Scored]]:
+        if isinstance(self._split, UserSplitter) and sound.num_rows:
+            self._split.prepare(sound.column("completion_text").to_pylist())
         shared: list[RewardRow] | None = None
         by_function: list[list[Scored]] = []
         for index, (function, scorer) in enumerate(self._parts):
@@ -228,7 +259,8 @@ class Grader:
             asked = [row for row, absent in zip(rows, spared, strict=True) if absent is None] if any(spared) else rows
             if scorer.needs_earlier:
                 self._tell_earlier(rows, by_function)
-            scores = scorer.score(asked) if asked else []
+            score = scorer.probe if is_probe and scorer.probe is not None else scorer.score
+            scores = score(asked) if asked else []
             assert len(scores) == len(asked), f"{function.component} lost a row"
             if len(asked) < len(rows):
                 given = iter(scores)
@@ -277,8 +309,8 @@ class Grader:
             "rollout_id": chosen.column("rollout_id"),
             "group_id": chosen.column("group_id"),
             "reward": rewards,
-            "components": _components(functions, by_function),
-            "component_status": _statuses(functions, by_function),
+            "components": components_column(functions, by_function),
+            "component_status": statuses_column(functions, by_function),
             "status": [SCORED if reward is not None else "unscored" for reward in rewards],
             "reason": [failure or reason for failure, reason in zip(failed, reasons, strict=True)],
             "turn_rewards": pa.nulls(len(rewards), schema.field("turn_rewards").type),
@@ -317,8 +349,14 @@ def build_grader(
     for function in settings.functions:
         if function.when is not None:
             check_condition(function.when, f"when of {function.component}")
-    builders = {**REWARDS, "judge": functools.partial(judge.build, replies=replies)}
-    return Grader(settings, [builders[function.name](function, folder) for function in settings.functions], folder)
+    code = UserCode()
+    builders = {
+        **REWARDS,
+        "judge": functools.partial(judge.build, replies=replies),
+        "custom": functools.partial(custom.build, code=code),
+    }
+    scorers = [builders[function.name](function, folder) for function in settings.functions]
+    return Grader(settings, scorers, folder, code)
 
 
 def _identity(scorer: Scorer) -> dict[str, Any]:
@@ -333,44 +371,11 @@ def _with_failures(scores: list[Scored], failed: list[str | None]) -> list[Score
     return merged
 
 
-def _components(functions: list[RewardFunction], by_function: list[list[Scored]]) -> pa.Array:
-    """Maps component -> score; a function's metrics follow it."""
-    names, values, offsets = [], [], [0]
-    for row in zip(*by_function, strict=True):
-        for function, scored in zip(functions, row, strict=True):
-            names.append(function.component)
-            values.append(scored.value)
-            for name, metric in sorted(scored.metrics.items()):
-                names.append(f"{function.component}/{name}")
-                values.append(metric)
-        offsets.append(len(names))
-    return _maps("components", offsets, names, values)
-
-
-def _statuses(functions: list[RewardFunction], by_function: list[list[Scored]]) -> pa.Array:
-    size, width = len(by_function[0]), len(functions)
-    names = [function.component for function in functions] * size
-    statuses = [_status(scored) for row in zip(*by_function, strict=True) for scored in row]
-    return _maps("component_status", range(0, size * width + 1, width), names, statuses)
-
-
-def _maps(column: str, offsets: Sequence[int], keys: list[str], items: list[Any]) -> pa.Array:
-    kind = RECORDS["rewards"].schema.field(column).type
-    return pa.MapArray.from_arrays(
-        pa.array(offsets, pa.int32()), pa.array(keys, kind.key_type), pa.array(items, kind.item_type), type=kind
-    )
-
-
-def _status(scored: Scored) -> str:
-    if scored.value is None:
-        return scored.reason or "no reason given"
-    return f"{SCORED}: {scored.reason}" if scored.reason else SCORED
-
-
 def _with_completion(messages: str, text: str) -> str:
     return canonical_json([*json.loads(messages), {"role": "assistant", "content": text}])
 
 
+APART = frozenset({"math_equivalence", "reasoning_gym", "code", "judge", "custom"})
 REWARDS: dict[str, Callable[[RewardFunction, Path | None], Scorer]] = {
     "exact_match": exact_match.build,
     "numeric_answer": numeric_answer.build,

@@ -109,7 +109,8 @@ def unreadable(answer: str | None, metadata: dict[str, Any]) -> str | None:
 
 def build(settings: RewardFunction, folder: Path | None) -> Scorer:
     identity = {"semantics": SEMANTICS, "sympy": importlib.metadata.version("sympy")}
-    return Scorer(MathScorer(settings).score, identity, unreadable)
+    scorer = MathScorer(settings)
+    return Scorer(scorer.score, identity, unreadable, close=scorer.pool.interrupt)
 
 
 def _failed(reply: TimedOut | Died) -> Scored:

@@ -15,11 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rft_core.errors import CleaningFunctionError, FatalError, RewardFunctionError, SettingsError
+from rft_core.errors import (
+    AlgorithmFunctionError,
+    CleaningFunctionError,
+    FatalError,
+    RewardFunctionError,
+    SettingsError,
+)
 from rft_core.rewards.rows import shortened
 from rft_core.rewards.user_state import USER_STATE
 
-Purpose = Literal["reward", "cleaning"]  # what the function is for, which errors say
+Purpose = Literal["reward", "cleaning", "algorithm"]  # what the function is for, which errors say
 
 OWN_NAME = "rft_function_"  # begins the module name of a user's file, which then hides no other module
 _LOADED: dict[Path, str] = {}  # digest of each user file when this process last loaded it
@@ -51,7 +57,7 @@ def load_plugin(path: str, folder: Path | None, depends_on: list[str], purpose: 
 
     The user's folder goes to the end of sys.path, so nothing of theirs hides a library. Imports that the code builds at
     run time are not seen: name such files in depends_on. Raises SettingsError for what is missing or can't be parsed,
-    RewardFunctionError (of a cleaning function, CleaningFunctionError) when importing raises.
+    RewardFunctionError (of another purpose, the error of IMPORT_ERRORS) when importing raises.
     """
     base = (folder or Path.cwd()).resolve()
     place = _file_place(path, base, purpose) if ".py:" in path else _module_place(path, folder, purpose)
@@ -225,4 +231,8 @@ def _bytes_digest(file: Path, name: str) -> Any:
         raise SettingsError(f"depends_on must name files that can be read: {name}: {error.strerror}") from error
 
 
-IMPORT_ERRORS: dict[Purpose, type[FatalError]] = {"reward": RewardFunctionError, "cleaning": CleaningFunctionError}
+IMPORT_ERRORS: dict[Purpose, type[FatalError]] = {
+    "reward": RewardFunctionError,
+    "cleaning": CleaningFunctionError,
+    "algorithm": AlgorithmFunctionError,
+}

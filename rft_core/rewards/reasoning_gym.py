@@ -91,7 +91,7 @@ def build(settings: RewardFunction, folder: Path | None) -> Scorer:
     except importlib.metadata.PackageNotFoundError as error:
         raise SettingsError(f"reward function {settings.component} needs the package reasoning-gym") from error
     identity = {"semantics": SEMANTICS, "reasoning_gym": version}
-    return Scorer(reasoning_gym, identity, unreadable)
+    return Scorer(reasoning_gym, identity, unreadable, close=VERIFIERS.interrupt)
 
 
 def _made_from(metadata: dict[str, Any]) -> dict[str, Any]:

@@ -150,7 +150,9 @@ class Scorer:
     `identity` is what decides its scores besides the settings (version of the rules, the user's code). `unreadable`
     says why a prompt's (answer, metadata) can't be judged, or null; it needs no completion: data validation can ask.
     `needs_earlier` asks for RewardRow.earlier. The content of `model_folder` decides scores too; it is read when the
-    grader's digest is asked for. `check` raises what only trying shows, before anything expensive.
+    grader's digest is asked for. `check` raises what only trying shows, before anything expensive. `probe` scores rows
+    as `score` does, but raises where that would leave all of them unscored. `close` ends what it has running, also when
+    another thread waits for it; it is not asked again.
     """
 
     score: Callable[[list[RewardRow]], list[Scored]]
@@ -160,6 +162,8 @@ class Scorer:
     needs_earlier: bool = False
     model_folder: Path | None = None
     check: Callable[[], None] | None = None
+    probe: Callable[[list[RewardRow]], list[Scored]] | None = None
+    close: Callable[[], None] | None = None
 
 
 def last_segments(rollouts: pa.Table) -> pa.Table:
@@ -208,9 +212,60 @@ def reward_rows(
     return rows
 
 
+def packed_rows(rows: list[RewardRow]) -> pa.Buffer:
+    """Rows as an Arrow stream, for another process. Those of one block share their columns of tokens."""
+    names = list(dict.fromkeys(name for row in rows for name in row.earlier))
+    columns = {name: pa.array([getattr(row, name) for row in rows], pa.large_string()) for name in TEXT_FIELDS}
+    columns["messages"] = pa.array([_json_of(row._messages) for row in rows], pa.large_string())
+    columns["metadata"] = pa.array([_json_of(row._metadata) for row in rows], pa.large_string())
+    if any(row.step_ends for row in rows):
+        columns["step_ends"] = pa.array([row.step_ends for row in rows], pa.large_list(pa.int64()))
+    if rows[0]._tokens is not None:
+        ids, masks, _ = rows[0]._tokens
+        places = pa.array([row._tokens[2] for row in rows if row._tokens is not None], pa.int64())
+        columns |= {"token_ids": ids.take(places), "token_masks": masks.take(places)}
+    for name in names:
+        columns[f"{EARLIER}{name}"] = pa.array([row.earlier.get(name) for row in rows], pa.float64())
+    table = pa.table(columns)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return sink.getvalue()
+
+
+def unpacked_rows(buffer: pa.Buffer | bytes) -> list[RewardRow]:
+    """What packed_rows packed."""
+    table = pa.ipc.open_stream(buffer).read_all()
+    size = table.num_rows
+    texts = {name: table.column(name).to_pylist() for name in (*TEXT_FIELDS, "messages", "metadata")}
+    ends = table.column("step_ends").to_pylist() if "step_ends" in table.column_names else [()] * size
+    tokens = None
+    if "token_ids" in table.column_names:
+        tokens = [table.column(name).combine_chunks() for name in ("token_ids", "token_masks")]
+    rows = [
+        RewardRow(*fields, step_ends=tuple(of_row), tokens=(*tokens, index) if tokens else None)
+        for index, (*fields, of_row) in enumerate(zip(*(texts[name] for name in ARGUMENTS), ends, strict=True))
+    ]
+    names = [name for name in table.column_names if name.startswith(EARLIER)]
+    for row, *scores in zip(rows, *(table.column(name).to_pylist() for name in names), strict=True):
+        row.earlier = {name.removeprefix(EARLIER): score for name, score in zip(names, scores, strict=True)}
+    return rows
+
+
+def _json_of(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def _columns(table: pa.Table, names: tuple[str, ...]) -> list[list[Any]]:
     return [table.column(name).to_pylist() for name in names]
 
 
 PROMPT_COLUMNS = ("answer", "metadata", "source", "dataset")
 ROLLOUT_COLUMNS = ("rollout_id", "prompt_id", "group_id", "messages", "completion_text", "finish_reason")
+# How RewardRow takes its fields, in order, and which of them are texts as they are.
+ARGUMENTS = (
+    *("rollout_id", "prompt_id", "messages", "completion_text", "answer", "metadata", "finish_reason"),
+    *("group_id", "source", "dataset"),
+)
+TEXT_FIELDS = tuple(name for name in ARGUMENTS if name not in ("messages", "metadata"))
+EARLIER = "earlier/"  # begins the columns of RewardRow.earlier

@@ -147,6 +147,9 @@ class RewardFunction(Settings):
     score_key: str = Field(
         "score", pattern=NOT_BLANK, description="custom: key of the score when the function gives dicts."
     )
+    call_seconds: float = execution(
+        600.0, gt=0, description="custom: clock time of one call, for a block of rows. Then they are unscored."
+    )
     ignore_case: bool = Field(False, description="exact_match: compare without regard to case.")
     tolerance: float = Field(1e-6, ge=0, description="numeric_answer: largest relative or absolute difference.")
     answer_in: str | None = Field(
@@ -217,6 +220,8 @@ class RewardFunction(Settings):
             raise ValueError("reward function custom needs path: module.function or FILE.py:function")
         if self.name != "custom" and self.path:
             raise ValueError(f"path goes with name: custom, got name: {self.name}")
+        if self.name != "custom" and self.call_seconds != type(self).model_fields["call_seconds"].default:
+            raise ValueError(f"call_seconds goes with name: custom, got name: {self.name}")
         if self.scoring_model is not None and self.scoring_model.path is None:
             raise ValueError(f"reward function {self.name} needs {self.name}.path: a model folder, a name or a hub id")
         if self.name == "judge" and (self.judge.url is None or self.judge.model is None):
@@ -257,6 +262,9 @@ class StepSettings(Settings):
         description="Files that a custom function reads.",
         json_schema_extra={"execution": True},
     )
+    call_seconds: float = execution(
+        600.0, gt=0, description="custom: clock time for the completions of a block; more fails the stage as transient."
+    )
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -266,7 +274,9 @@ class StepSettings(Settings):
 
 
 class RewardSettings(Settings):
-    functions: list[RewardFunction] = Field(min_length=1, description="Summed by weight.")
+    functions: list[RewardFunction] = Field(
+        default_factory=list, description="Summed by weight. None where the data says what completions are worth."
+    )
     missing: Literal["sum_present", "unscored"] = Field(
         "sum_present",
         description="A rollout that some functions could not score: sum those that could, or leave it unscored. "

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rft_core.errors import RewardFunctionError
+from rft_core.errors import GraderUnavailable
 from rft_core.rewards.combine import contributions
-from rft_core.rewards.plugin import load_plugin
-from rft_core.rewards.rows import Scored, shortened
+from rft_core.rewards.rows import Scored
 from rft_core.rewards.settings import RewardFunction, StepSettings
-from rft_core.rewards.user_state import USER_STATE
+from rft_core.rewards.user_process import CallLost, UserCode
+
+Splitter = Callable[[str], tuple[int, ...]]
 
 SEMANTICS = 1
 TEXT_COLUMNS = ("completion_text", "completion_token_ids", "completion_mask")
@@ -54,48 +55,43 @@ def tag_ends(text: str, settings: StepSettings) -> Iterator[int]:
     return iter([*ends, size] if size > (ends[-1] if ends else 0) else ends)
 
 
-def build_splitter(
-    settings: StepSettings, folder: Path | None
-) -> tuple[Callable[[str], tuple[int, ...]], dict[str, Any]]:
+class UserSplitter:
+    """A user's function in its process, from a text to its steps' texts, in order. It is asked about whole blocks."""
+
+    def __init__(self, settings: StepSettings, folder: Path | None, code: UserCode) -> None:
+        self._path = settings.path or ""
+        self._code = code
+        self._number, self.identity = code.load(self._path, folder, settings.depends_on)
+        self._seconds = settings.call_seconds
+        self._ends: dict[str, tuple[int, ...]] = {}
+
+    def prepare(self, texts: Sequence[str]) -> None:
+        """Divide the texts of a block. Raises RewardFunctionError, GraderUnavailable when there is no answer."""
+        asked = list(dict.fromkeys(texts))
+        request = {"do": "split", "name": self._path, "texts": asked}
+        try:
+            ends = self._code.ask(self._number, request, b"", self._seconds)["ends"]
+        except CallLost as lost:
+            raise GraderUnavailable(f"steps.path {self._path} must divide completions, but it {lost}") from lost
+        self._ends = {text: tuple(of_text) for text, of_text in zip(asked, ends, strict=True)}
+
+    def __call__(self, text: str) -> tuple[int, ...]:
+        if text not in self._ends:
+            self.prepare([text])
+        return self._ends[text]
+
+
+def build_splitter(settings: StepSettings, folder: Path | None, code: UserCode) -> tuple[Splitter, dict[str, Any]]:
     """(a text's step ends, increasing, without white space at a step's end; identity of the rule).
 
-    A user's function takes the text and gives the steps' texts, in order. Raises SettingsError, RewardFunctionError.
+    Raises SettingsError, RewardFunctionError, GraderUnavailable.
     """
     identity = {"semantics": SEMANTICS, "settings": settings.content()}
     if settings.split != "custom":
         rule = SPLITS[settings.split]
         return lambda text: tuple(rule(text, settings)), identity
-    plugin = load_plugin(settings.path or "", folder, settings.depends_on)
-
-    def split(text: str) -> tuple[int, ...]:
-        try:
-            with USER_STATE.entered():
-                steps = plugin.function(text)
-        except (Exception, SystemExit) as error:  # a user's code may raise anything
-            raise RewardFunctionError(
-                f"steps.path {settings.path} raised {type(error).__name__}: {shortened(str(error))} for the completion "
-                f"{shortened(text, 80)!r}"
-            ) from error
-        return tuple(_ends_of(steps, text, settings.path or ""))
-
-    return split, {**identity, **plugin.identity}
-
-
-def _ends_of(steps: Any, text: str, path: str) -> Iterator[int]:
-    if not isinstance(steps, list | tuple) or not all(isinstance(step, str) for step in steps):
-        raise RewardFunctionError(f"steps.path {path} must give a list of texts, got {shortened(repr(steps), 80)}")
-    end = 0
-    for step in steps:
-        if not step.strip():
-            continue
-        start = text.find(step.strip(), end)
-        if start < 0:
-            raise RewardFunctionError(
-                f"steps.path {path} must give parts of the completion in order, {shortened(step, 80)!r} is none of "
-                f"{shortened(text[end:], 80)!r}"
-            )
-        end = start + len(step.strip())
-        yield end
+    splitter = UserSplitter(settings, folder, code)
+    return splitter, {**identity, **splitter.identity}
 
 
 def step_columns(
@@ -103,7 +99,7 @@ def step_columns(
     by_function: Sequence[Sequence[Scored]],
     rewards: Sequence[float | None],
     chosen: pa.Table,
-    split: Callable[[str], tuple[int, ...]] | None,
+    split: Splitter | None,
     tokenizer: Any,
 ) -> tuple[list[list[int] | None], list[list[float] | None]]:
     """(token of each step's end, weighted sum of the step scores) by rollout; nulls where no function gave any, and
@@ -124,7 +120,7 @@ def step_columns(
     return ends, scores
 
 
-def _written_ends(chosen: pa.Table, index: int, split: Callable[[str], tuple[int, ...]], tokenizer: Any) -> list[int]:
+def _written_ends(chosen: pa.Table, index: int, split: Splitter, tokenizer: Any) -> list[int]:
     """Among all tokens of the completion, of which only those that the policy wrote hold its text."""
     text, token_ids, mask = (chosen.column(name)[index].as_py() for name in TEXT_COLUMNS)
     written = np.flatnonzero(mask)

@@ -64,6 +64,7 @@ class WorkerPool:
         self._memory_bytes = memory_bytes
         self._lock = threading.Lock()
         self._workers: list[_Worker] = []
+        self._is_interrupted = False
         self._finalizer = weakref.finalize(self, _end_all, self._workers)
 
     def run(self, jobs: Sequence[Job]) -> list[Reply]:
@@ -72,6 +73,7 @@ class WorkerPool:
         Raises GraderUnavailable when a worker can't start, or does not take its work.
         """
         with self._lock:
+            self._is_interrupted = False
             patience = self._prepare_seconds + self.job_seconds + GRACE_SECONDS
             return _Round(self._workers, self._start, jobs, self._count, self.job_seconds, patience).run()
 
@@ -80,11 +82,19 @@ class WorkerPool:
         with self._lock:
             _end_all(self._workers)
 
+    def interrupt(self) -> None:
+        """From another thread: end the workers. A call at work raises GraderUnavailable."""
+        self._is_interrupted = True
+        for worker in list(self._workers):
+            worker.process.kill()
+
     @property
     def process_ids(self) -> list[int]:
         return [worker.process.pid for worker in self._workers]
 
     def _start(self) -> _Worker:
+        if self._is_interrupted:
+            raise GraderUnavailable(f"{self._module} was interrupted")
         root = str(Path(__file__).resolve().parents[2])
         inherited = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
         environment = {

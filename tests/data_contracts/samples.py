@@ -172,6 +172,7 @@ _ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "clip_ratio_high": 0.0,
             "clip_ratio_region": 0.0,
             "clip_ratio_dual": 0.0,
+            "kl_coefficient": None,
             "ratio_max": 1.0,
             "sampling_ratio_mean": None,
             "effective_sample_size": None,

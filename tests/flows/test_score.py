@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -111,7 +113,7 @@ def test_data_of_any_record_can_be_tried_with_other_settings(tmp_path):
     assert ended.exit_code == 0 and json.loads(ended.output)["counts"]["used"] == 2
 
 
-def test_what_users_code_prints_and_fields_that_nobody_has(tmp_path):
+def test_what_users_code_prints_and_fields_that_nobody_has(tmp_path, capfd):
     (tmp_path / "mine.py").write_text("def reward(rows):\n    print('HELLO')\n    return [1.0] * len(rows)\n")
     (tmp_path / "rows.jsonl").write_text('{"completion": "4", "level": 3}\n')
     arguments = ["score", str(tmp_path / "rows.jsonl"), "--reward", f"{tmp_path}/mine.py:reward", "--json"]
@@ -121,7 +123,27 @@ def test_what_users_code_prints_and_fields_that_nobody_has(tmp_path):
     assert "when of custom names the field levle, which none of the prompts has" in result["notes"][0]
     ended = CliRunner().invoke(app, [*arguments, "--root", str(tmp_path), "--set", "when=level > 2"])
     assert json.loads(ended.stdout)["mean_reward"] == 1.0 and json.loads(ended.stdout)["notes"] == []
-    assert "HELLO" in ended.stderr
+    assert "HELLO" in capfd.readouterr().err  # of the process that users' code runs in
+
+
+def test_a_function_that_hangs_costs_its_rows_and_an_error_shows_the_users_lines(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import time\n"
+        "def reward(rows):\n"
+        "    if rows[0].answer == '1':\n"
+        "        time.sleep(600)\n"
+        "    return [1 / (row.answer != '2') for row in rows]\n"
+    )
+    given = [{"completion": "4", "answer": "1"}]
+    (found,) = score(tmp_path, given, f"{tmp_path}/mine.py:reward", ["call_seconds=1"])
+    assert (found["reward"], found["reason"]) == (None, "custom: mine.py:reward did not end within 1 s")
+    (tmp_path / "rows.jsonl").write_text('{"completion": "4", "answer": "2"}\n')
+    arguments = ["score", str(tmp_path / "rows.jsonl"), "--reward", f"{tmp_path}/mine.py:reward", "-v"]
+    command = [sys.executable, "-m", "flows.cli", *arguments, "--root", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert 'mine.py", line 5, in reward' in ended.stderr
+    assert "raised ZeroDivisionError: division by zero at row" in ended.stderr
 
 
 def test_a_name_that_says_another_kind_of_file_is_refused(tmp_path):

@@ -16,7 +16,6 @@ from flows.train import train
 from rft_core.errors import RolloutsFailed
 from rft_core.policy import Policy
 from rft_core.recipes import load_recipe
-from rft_core.rewards.user_state import UserState
 from tests.faults.harness import all_digests, flip_a_byte, write_recipe
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_server")]
@@ -107,11 +106,8 @@ def low_letters(rows):
 """
 
 
-def test_a_reward_function_that_meddles_with_the_process_changes_no_update(recipe_file, tmp_path, monkeypatch):
+def test_a_reward_function_that_meddles_with_the_process_changes_no_update(recipe_file, tmp_path):
     """The same scores, so the same bits."""
-    state = UserState()
-    for module in ("plugin", "custom"):
-        monkeypatch.setattr(f"rft_core.rewards.{module}.USER_STATE", state)
     write_recipe(tmp_path / "meddling", recipe_file.parent / "model", steps=2, model__dtype="float32")
     (tmp_path / "meddling" / "rewards.py").write_text(MEDDLING)
     train(recipe=load_recipe(recipe_file), run="x", root=str(tmp_path))

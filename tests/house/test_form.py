@@ -20,6 +20,8 @@ BROAD = {"Exception", "BaseException"}
 # Where code that is not ours may raise anything, and what it raised is kept as data. Each with the number of handlers.
 FOREIGN_CODE = {
     "rft_core/rewards/custom.py": 1,  # a user's function: its values' repr may raise
+    "rft_core/rewards/user_calls.py": 1,  # an error that crosses to the process that asked
+    "tasks/beside.py": 1,  # an error that crosses a thread
     "rft_core/rewards/event_loop.py": 1,  # an error that crosses a thread
     "rft_core/rewards/verifier.py": 1,  # a data set's own verifier, in a process of its own: the error is the reason
     # In the sandbox: tests, the program, and what either passes to the other, may raise anything.

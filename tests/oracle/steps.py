@@ -26,6 +26,7 @@ class Row:
     is_trained: bool = True
     is_off_policy: bool = False
     weight: float = 1.0
+    draws: np.ndarray | None = None  # a number in [0, 1) of each token, for gates that choose
 
     @property
     def trained(self) -> np.ndarray:
@@ -45,10 +46,12 @@ def logprobs_of(row: Row, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 
 @cache
-def example_step(*, off_policy: bool, several_steps: bool, extreme: bool = False, seed: int = 3) -> list[Row]:
+def example_step(
+    *, off_policy: bool, several_steps: bool, extreme: bool = False, has_nulls: bool = True, seed: int = 3
+) -> list[Row]:
     """Ragged rows with masked gaps: a full group, one with an all-masked and an untrained (unscored) member, one of
     equal rewards (advantage 0), a singleton, a row cut at the length limit, a row of weight 2. Masked positions hold
-    NaN and infinities."""
+    NaN and infinities; without `has_nulls` every trained token has a behaviour logprob."""
     generator = np.random.default_rng(seed)
     lengths = [3, 7, 1, 5, 4, 6, 2, 5, 3, MAX_COMPLETION_TOKENS]
     groups = [0, 0, 0, 1, 1, 1, 2, 2, 3, 4]
@@ -77,7 +80,8 @@ def example_step(*, off_policy: bool, several_steps: bool, extreme: bool = False
         behaviour = (old if several_steps else now) + generator.normal(0, 0.4, length)
         if extreme and number in (0, 1, 3, 9):
             old[0], behaviour[0] = now[0] + (60.0 if number % 2 else -60.0), now[0] - 1000.0
-        behaviour[generator.random(length) < 0.1] = np.nan
+        is_null = generator.random(length) < 0.1
+        behaviour[is_null & has_nulls] = np.nan
         reference = now + generator.normal(0, 0.5, length) - (45.0 if extreme and number == 0 else 0.0)
         poison = np.where(np.arange(length) % 2, np.nan, np.inf)
         old, behaviour, reference = (np.where(row.mask, values, poison) for values in (old, behaviour, reference))
@@ -87,6 +91,7 @@ def example_step(*, off_policy: bool, several_steps: bool, extreme: bool = False
                 old=_float32(old) if several_steps else None,
                 behaviour=_float32(behaviour),
                 reference=_float32(reference),
+                draws=np.random.default_rng(number).random(length),
             )
         )
     return rows

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from rft_core.algorithms import Algorithm, Correction, Kl, Term
 from rft_core.losses import Denominators, LossBatch, denominators_of
-from rft_core.objective import finish_metrics
+from rft_core.objective import finish_metrics, step_kept
+from rft_core.terms import Algorithm, Correction, Kl, Term
 from tests.oracle import losses as oracle
 from tests.oracle.steps import MAX_COMPLETION_TOKENS, Row, initial_weights, logprobs_of
 
@@ -26,6 +27,44 @@ EXTRAS = {
     "sequence_mask": {"correction": "mask", "correction_level": "sequence_geometric"},
     "gspo_like": {"level": "sequence_geometric", "aggregation": "sequence_mean", "clip_low": 3e-4, "clip_high": 4e-4},
     "gated_ratio": {"surrogate": "log_ratio", "gate": "two_side", "gate_low": 0.1, "gate_high": 0.3},
+    "behaviour_anchor": {"anchor": "behaviour", "surrogate": "clipped"},
+    "capped_both_ways": {"surrogate": "capped", "weight_floor": 0.9, "weight_cap": 1.1},
+    "early_geometric_clip": {
+        "level": "sequence_geometric_clipped",
+        "log_ratio_bound": 0.1,
+        "surrogate": "unclipped",
+        "aggregation": "sequence_mean",
+    },
+    "capped_sequence": {"surrogate": "capped", "level": "sequence_product", "aggregation": "sequence_sum"},
+    "likelihood_rejected": {"surrogate": "capped", "correction": "reject"},
+    "likelihood_sequence_weight": {"surrogate": "ratio_logprob", "correction_level": "sequence_geometric"},
+    "veto": {"correction": "veto", "correction_low": 0.4, "correction_high": 2.5},
+    "old_drift": {"gate": "off_policy_sequence", "off_policy_limit": 0.05},
+    "regularized_gate": {
+        "gate": "two_side",
+        "surrogate": "ratio_logprob",
+        "regularizer": "squared_log_ratio",
+        "regularizer_coefficient": 0.2,
+    },
+    "tau": {"surrogate": "logprob", "tau": 3.0},
+    "anchored_second_moment": {"gate": "second_moment", "anchor": "behaviour", "surrogate": "unclipped"},
+    "half_of_entropies": {"gate": "entropy_quantile", "entropy_quantile": 0.5, "aggregation": "sequence_mean"},
+    "wide_band": {
+        "gate": "covariance_band",
+        "covariance_low": 0.1,
+        "covariance_high": 0.9,
+        "covariance_share": 0.9,
+    },
+    "tight_divergence": {"gate": "binary_tv", "anchor": "behaviour", "divergence_limit": 0.02},
+}
+# What the entry of a table needs beside its name to have an effect.
+NEEDED = {
+    "kl_estimator": {"kl_coefficient": 0.4},
+    "regularizer": {"regularizer_coefficient": 0.3},
+    "gate=binary_tv": {"anchor": "behaviour", "divergence_limit": 0.05},
+    "gate=binary_kl": {"anchor": "behaviour", "divergence_limit": 0.01},
+    "gate=covariance_band": {"covariance_low": 0.1},
+    "level=sequence_geometric": {"aggregation": "sequence_mean"},
 }
 
 
@@ -74,16 +113,30 @@ def hand_batch(logprobs, advantages, *, mask=None, rows=None, groups=None, off_p
     )
 
 
+def scored_batch(rows: list[Row], weights: torch.Tensor) -> LossBatch:
+    scored = [logprobs_of(row, weights) for row in rows]
+    logprobs, entropies = (torch.cat([pair[part] for pair in scored]).float() for part in (0, 1))
+    return batch_of(rows, logprobs, entropies)
+
+
+def kept_by_step_gate(algorithm: Algorithm, parts: list[list[Row]], weights: torch.Tensor) -> list[torch.Tensor | None]:
+    if algorithm.step_gate is None:
+        return [None] * len(parts)
+    with torch.no_grad():
+        batches = [scored_batch(rows, weights) for rows in parts]
+    draws = [torch.tensor(np.concatenate([row.draws for row in rows])) for rows in parts]
+    return step_kept(algorithm, batches, draws)
+
+
 def ours(algorithm: Algorithm, rows: list[Row], splits: list[list[int]] | None = None):
     """(loss, gradient to the model's weights, metrics), accumulated over micro-batches in float32."""
     weights = initial_weights()
     total, sums = 0.0, []
     over = denominators(rows)
-    for numbers in splits or [list(range(len(rows)))]:
-        chosen = [rows[number] for number in numbers]
-        scored = [logprobs_of(row, weights) for row in chosen]
-        logprobs, entropies = (torch.cat([pair[part] for pair in scored]).float() for part in (0, 1))
-        parts = algorithm.loss(batch_of(chosen, logprobs, entropies), over, step=1)
+    chosen = [[rows[number] for number in numbers] for numbers in splits or [list(range(len(rows)))]]
+    for part, kept in zip(chosen, kept_by_step_gate(algorithm, chosen, weights), strict=True):
+        batch = replace(scored_batch(part, weights), step_kept_T=kept)
+        parts = algorithm.loss(batch, over, step=1)
         parts.loss.backward()
         total += parts.loss.item()
         sums.append(parts.sums)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from rft_core.advantages import ADVANTAGES, Credits, std_of
+from rft_core.advantages import ADVANTAGES, Credits, std_of, whiten
 from rft_core.config import AlgorithmSettings
 from rft_core.credit import compute_advantages
 from tests.rft_core.credit_tables import tables
@@ -102,6 +102,39 @@ def grouped(name, **settings):
     return check
 
 
+def adv_gdpo(inputs):
+    # normalize_then_sum adds 1e-4 to the deviation of the step as well; ours adds 1e-8 to the variance.
+    sums = [sum(member) for group in inputs["rewards"] for member in group]
+    flat = credit("group_zscore", sums, [0, 0, 1, 1], std_epsilon=1e-4)
+    return {"sum_then_normalize": [flat[:2], flat[2:]]}
+
+
+def nemo_gdpo(inputs):
+    rewards = np.zeros(2)
+    components = {name: np.array(inputs[name], float) for name in ("correctness", "integer", "format")}
+    whole = Credits(
+        rewards,
+        np.zeros(2, int),
+        np.ones(2, bool),
+        components=components,
+        component_weights=dict.fromkeys(components, 1.0),
+    )
+    return {"advantages": ADVANTAGES["per_component"](whole, AlgorithmSettings()).tolist()}
+
+
+def opo_baseline(inputs):
+    rows = zip(inputs["sequence_rewards"], inputs["lengths"], strict=True)
+    rollouts, rewards = tables(*({"group": "g", "reward": float(reward), "tokens": n} for reward, n in rows))
+    table, _ = compute_advantages(rollouts, rewards, AlgorithmSettings(name="opo"), 10, 0)
+    advantages = table["advantage"].to_pylist()
+    return {"baseline": inputs["sequence_rewards"][0] - advantages[0], "advantages": advantages}
+
+
+def a2po_v(inputs):
+    first = credit("log_mean_exp", inputs["rewards"], baseline="log_mean_exp", tau=inputs["beta1"])[0]
+    return inputs["rewards"][0] - first
+
+
 def nemo_invalid_member_excluded(inputs):
     rewards = [reward if valid else None for reward, valid in zip(inputs["rewards"], inputs["valid"], strict=True)]
     first, middle, last = credit("leave_one_out", rewards)
@@ -129,6 +162,15 @@ MET = {
     "none_reward_excluded": grouped("group_mean"),
     "leave_one_out_seven_equal": leave_one_out_seven_equal,
     "nemo_invalid_member_excluded": nemo_invalid_member_excluded,
+    "masked_whiten": lambda i: {
+        "values": whiten(np.array([x for x, is_valid in zip(i["x"], i["mask"], strict=True) if is_valid], float), 1)
+    },
+    "adv_gdpo": adv_gdpo,
+    "nemo_gdpo": nemo_gdpo,
+    "maxrl": grouped("reward_over_mean"),
+    "opo_baseline": opo_baseline,
+    "grpo_passk": grouped("pass_at_k"),
+    "a2po_v": a2po_v,
     "nemo_zero_std_group": lambda i: {"advantages": [credit("group_zscore", group) for group in i["groups"]]},
     "truncation_flags": truncation_flags,
     "multi_turn_response_length": lambda i: {

@@ -5,6 +5,9 @@ from __future__ import annotations
 OTHER_CONVENTION = {
     "no statistic of nothing: a group without scored members has no deviation, its rows are unscored": "nanstd_3",
     "a singleton has credit 0, not its raw score over 1": "group_mean_std",
+    "alpha counts rows without signal, as the paper does, not rewards that are not 0; a singleton has credit 0": (
+        "gpg_scaling"
+    ),
     "the penalty stops at -1 at the limit and has no factor; scale it by a reward's weight": "overlong_shaping",
     "the KL value is not clamped, only the log ratio, at 20": "kl_clamp kl_clamped",
     "we report |old - behaviour| and the largest ratio, unclamped, not signed means of log ratios": (
@@ -22,26 +25,22 @@ OTHER_CONVENTION = {
         "eos_mask_1 eos_mask_2 eos_mask_3"
     ),
     "rows are data in tables: no replay buffer": "replay_1 replay_2 replay_3",
+    "a tie between two scores counts as wrong, it is not left out": "rm_acc",
     "a report of another tool": "mfu_1 table_1 dp_sum_metric",
 }
 
 LATER = {
-    "advantages still to come (gae, whitening, per component, opo, maxrl, pass@k, filters)": (
-        "masked_whiten gae_0 gae_2 gae_3 gae_gapskip adv_gdpo reinforcepp a2po_v gae_returns_g1_l1 "
+    "advantages still to come (gae, returns per token, filters)": (
+        "gae_0 gae_2 gae_3 gae_gapskip reinforcepp gae_returns_g1_l1 "
         "gae_returns_g1_l0.5 gae_masked_middle_two_conventions gae_multiturn_invariance reinforce_pp_returns_0 "
-        "reinforce_pp_returns_2 reinforce_pp_returns_3 maxrl nemo_gdpo gpg_scaling opo_baseline grpo_passk "
-        "reward_variance_filter_top_p"
+        "reinforce_pp_returns_2 reinforce_pp_returns_3 reward_variance_filter_top_p"
     ),
-    "KL in the reward and its controllers": "rloo_trl adaptive_kl adaptive_kl_step entropy_ctl",
-    "losses, gates and corrections still to come": (
-        "entropy_mask_0 entropy_mask_2 entropy_mask_3 entropy_mask_5 offpolicy_mask_1 offpolicy_mask_2 vespo_phi1 "
-        "cispo_clamp dro topr_taper value_clip value_loss_clip outlier_veto verl_token_rs areal_kl_k2_filter "
-        "areal_prox_loglinear areal_prox_linear"
+    "KL in the reward, an adaptive entropy bonus": "rloo_trl entropy_ctl",
+    "losses and corrections still to come (critic, filters by divergence, approximate old policies)": (
+        "value_clip value_loss_clip areal_kl_k2_filter areal_prox_loglinear areal_prox_linear"
     ),
-    "supervised, preference and reward-model objectives": (
-        "dft_1 dpo_losses dpo_step0 dpo_fdiv ld_dpo kto kto_cycle bco orpo cpo wpo nash_md xpo reward_model rm_acc "
-        "prm_acc_1 prm_acc_2 prm_tok_1 prm_tok_2 prm_tok_3 prm_tok_4 prm_tok_5"
-    ),
+    "accuracy and labels of reward models": ("prm_acc_1 prm_acc_2 prm_tok_1 prm_tok_2 prm_tok_3 prm_tok_4 prm_tok_5"),
+    "weights of pairs by their likelihood, and games against the reference": "wpo nash_md xpo",
     "distillation": "iw_opd_loss teacher_req_1 teacher_req_2 jsd_beta1 jsd_beta0 jsd_mid",
     "moving averages of weights": "bema_steps_0 bema_steps_2 bema_coef ref_sync",
     "offline data: formats, masks, collation": (

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from rft_core.algorithms import Correction, Kl
 from rft_core.kernels.token_logprob import token_logprob
 from rft_core.losses import KL_ESTIMATORS
+from rft_core.terms import Correction, Kl
 from tests.rft_core.padded_rows import aggregated, algorithm, difference, repeat, run, surrogate, tensor, weights
 
 

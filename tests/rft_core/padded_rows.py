@@ -7,9 +7,10 @@ import math
 import numpy as np
 import torch
 
-from rft_core.algorithms import Algorithm, Correction, Kl, Term
-from rft_core.losses import CORRECTIONS, LEVELS, SURROGATES, LossBatch, Rows, Tokens, denominators_of, ratio_of
+from rft_core.losses import CORRECTIONS, LEVELS, LossBatch, Rows, denominators_of, ratio_of
 from rft_core.objective import finish_metrics
+from rft_core.surrogates import SURROGATES, Tokens
+from rft_core.terms import Algorithm, Correction, Kl, Term
 
 
 def tensor(values) -> torch.Tensor:
@@ -57,14 +58,16 @@ def aggregated(aggregation, losses, mask, **rest):
 
 def surrogate(name, ratios, advantages, **term):
     ratio, advantage = tensor(ratios), tensor(advantages)
-    return SURROGATES[name](Tokens(ratio.log(), torch.zeros_like(ratio), ratio, advantage), Term(**term)).tolist()
+    zeros = torch.zeros_like(ratio)
+    return SURROGATES[name](Tokens(ratio.log(), zeros, ratio, advantage, zeros), Term(**term)).tolist()
 
 
 def weights(log_ratios, kind="truncate", level="token", mask=None, **limits):
     kept = tensor(mask or [1] * len(log_ratios)).bool()
     rows = Rows.of(kept, torch.zeros(len(log_ratios), dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
-    ratio = ratio_of(LEVELS[level](torch.where(kept, tensor(log_ratios), torch.zeros(len(log_ratios))), rows))
-    return CORRECTIONS[kind](ratio, Correction(kind, **limits)).tolist()
+    gaps = torch.where(kept, tensor(log_ratios), torch.zeros(len(log_ratios)))
+    ratio = ratio_of(LEVELS[level](gaps, rows, torch.ones_like(gaps), math.inf))
+    return CORRECTIONS[kind](ratio, rows, Correction(kind, **limits)).tolist()
 
 
 def difference(left, right):

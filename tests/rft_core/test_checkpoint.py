@@ -138,7 +138,7 @@ def test_damaged_and_foreign_checkpoints_are_named(folder, tmp_path):
     (tmp_path / "optimizer.safetensors").write_bytes(whole)
     counters = json.loads((tmp_path / "state.json").read_text())
     (tmp_path / "state.json").write_text(json.dumps(counters | {"format": 99}))
-    with pytest.raises(ModelUnreadable, match="format 1"):
+    with pytest.raises(ModelUnreadable, match="format 2"):
         load_checkpoint(state, tmp_path)
     (tmp_path / "state.json").unlink()
     with pytest.raises(ModelUnreadable, match=r"state\.json"):

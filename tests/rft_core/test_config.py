@@ -26,7 +26,7 @@ def test_defaults_fill_all_but_the_required():
     assert (recipe.seed, recipe.algorithm.name, recipe.rollout.group_size) == (0, "grpo", 8)
 
 
-@pytest.mark.parametrize("section", ["steps", "model", "data", "reward"])
+@pytest.mark.parametrize("section", ["steps", "model", "data"])
 def test_required_sections_are_required(section):
     rest = {name: value for name, value in SMALLEST.items() if name != section}
     with pytest.raises(ValidationError, match="Field required"):
@@ -108,8 +108,27 @@ def test_parts_that_do_not_fit_are_refused(make, message):
         ({"data": {"source": "a.jsonl", "heldout_fraction": 0}}, "evaluation.every needs held-out prompts"),
         ({"algorithm": {"overlong_buffer_tokens": 300}}, "at most rollout.max_completion_tokens"),
         ({"algorithm": {"min_group_size": 9}}, "no group could train"),
+        ({"rollout": {"group_size": 1}}, "no group could train"),
+        (
+            {
+                "algorithm": {"name": "gdpo"},
+                "reward": {"functions": [{"name": "exact_match", "clip": [0.0, 1.0]}]},
+            },
+            "clip of exact_match has no effect",
+        ),
     ],
 )
 def test_sections_that_contradict_each_other_are_refused(change, message):
     with pytest.raises(ValidationError, match=message):
         Recipe.model_validate({**SMALLEST, **change})
+
+
+def test_one_completion_per_prompt_is_enough_where_nobody_is_compared():
+    recipe = Recipe.model_validate({**SMALLEST, "algorithm": {"name": "reinforce"}, "rollout": {"group_size": 1}})
+    assert recipe.rollout.group_size == 1
+
+
+def test_component_weights_take_the_sign_of_a_scale():
+    functions = [{"name": "exact_match", "weight": 0.5, "scale": -3.0}, {"name": "repetition", "label": "r"}]
+    recipe = Recipe.model_validate({**SMALLEST, "reward": {"functions": functions}})
+    assert recipe.component_weights == {"exact_match": -0.5, "r": 1.0}

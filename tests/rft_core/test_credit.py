@@ -213,6 +213,66 @@ def test_reinforce_keeps_equal_rewards_and_lone_rows():
     assert reasons(table) == ["none"] * 3
 
 
+def test_a_lone_rollout_counts_where_nobody_is_compared():
+    # Under the default min_group_size of 2, which is for groups that are compared.
+    table, _ = credit(*members("a", 0.5), *members("b", 2.0), *members("c", 1.0, 1.0), name="reinforce")
+    assert advantages(table) == [0.5, 2.0, 1.0, 1.0]
+    assert reasons(table) == ["none"] * 4
+    assert reasons(credit(*members("a", 0.5), *members("c", 1.0, 0.0))[0]) == ["group_too_small", "none", "none"]
+
+
+def test_opo_weighs_by_the_tokens_that_the_policy_wrote():
+    # Lengths 2 and 6: the observation of the first row does not count. Baseline 2 / 8.
+    rows = [
+        *members("g", 1.0, mask=[True, False, False, True]),
+        *members("g", 0.0, tokens=6),
+        *members("g", None, tokens=9),
+    ]
+    table, _ = credit(*rows, name="opo")
+    assert advantages(table) == pytest.approx([0.75, -0.25, 0.0])
+
+
+def test_components_that_differ_are_signal_even_if_their_sum_does_not():
+    # Equal rewards: a 1 0, b 0 1, weights 1 and .5; standardised +-.7071: sum +-.35355, whitened +-.7071.
+    rows = [
+        {"group": "g", "reward": 1.0, "components": {"a": 1.0, "b": 0.0, "a/length": 9.0}},
+        {"group": "g", "reward": 1.0, "components": {"a": 0.0, "b": 1.0, "a/length": 1.0}},
+    ]
+    flat = [{"group": "h", "reward": reward, "components": {"a": 1.0, "b": None}} for reward in (1.0, 0.0)]
+    rollouts, rewards = tables(*rows, *flat)
+    table, metrics = compute_advantages(
+        rollouts, rewards, AlgorithmSettings(name="gdpo"), 10, 0, component_weights={"a": 1.0, "b": 0.5}
+    )
+    # Of four rows .35355 -.35355 0 0 the deviation is sqrt(.25 / 3).
+    assert advantages(table) == pytest.approx([1.2247449, -1.2247449, 0.0, 0.0], rel=1e-5)
+    assert reasons(table) == ["none", "none", "zero_variance", "zero_variance"]
+    assert metrics["frac_reward_zero_std"] == 0.5  # of the rewards themselves: group g
+
+
+def test_rows_that_are_masked_do_not_count_among_the_trained_of_gpg():
+    # Three trained rows of group g and two of h, which has no signal: x 5 / 3. The cut row is in g's mean alone, 1/4.
+    cut = members("g", 0.0, finish_reason="length", status="truncated")
+    rows = [*members("g", 1.0, 0.0, 0.0), *cut, *members("h", 1.0, 1.0)]
+    table, _ = credit(*rows, name="gpg", truncated="mask")
+    assert advantages(table) == pytest.approx([0.75 * 5 / 3, -0.25 * 5 / 3, -0.25 * 5 / 3, 0, 0, 0])
+
+
+def test_what_is_left_out_by_lot_follows_the_seed_and_is_counted():
+    rows = members("g", *[1.0] * 2, *[0.0] * 8)
+    rollouts, rewards = tables(*rows)
+    settings = AlgorithmSettings(name="dr_grpo", drop="balance")
+    made = [compute_advantages(rollouts, rewards, settings, 10, 0, seed=seed) for seed in (0, 0, 1)]
+    found = [advantages(table) for table, _ in made]
+    assert found[0] == found[1] != found[2]
+    for values, (table, metrics) in zip(found, made, strict=True):
+        assert sorted(values) == [-0.5, -0.5, *[0.0] * 6, 0.5, 0.5]
+        assert trained(table) == [True] * 10
+        assert metrics["share/surplus"] == 0.6
+    order = list(reversed(range(10)))
+    backwards, _ = compute_advantages(rollouts.take(order), rewards, settings, 10, 0)
+    assert advantages(backwards) == found[0][::-1]
+
+
 def test_nothing_to_train_is_said_not_raised():
     table, metrics = credit(*members("a", None, None), *members("b", None))
     assert trained(table) == [False] * 3

@@ -13,6 +13,7 @@ from rft_core.config import ModelSettings
 from rft_core.engines import Completion, Request, Sampling
 from rft_core.engines.transformers import TransformersEngine
 from rft_core.policy import Policy
+from tests.rft_core.given_tables import labelled, pairs, tables_of, trajectories
 from tests.rft_core.trainer import Trainer, gradient
 from tests.rft_core.update_tables import tables
 from tests.tiny import make_tiny_model
@@ -88,6 +89,17 @@ def test_gradients_are_those_of_the_cpu_in_float32(folder, device, model, algori
     assert row["ratio_max"] == 1.0
     counts = ("trained_rows", "trained_tokens", "off_policy_rows", "forward_rows", "skipped")
     assert {name: row[name] for name in counts} == {name: expected[name] for name in counts}
+
+
+@pytest.mark.parametrize(("name", "rows"), [("dpo", pairs()), ("kto", labelled()), ("sft", trajectories())])
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_of_given_rows_are_those_of_the_cpu(folder, device, name, rows):
+    given = tables_of(rows)
+    wanted, (expected,) = gradient(Trainer(folder, {"name": name}, max_grad_norm=1e9), *given)
+    found, (row,) = gradient(Trainer(folder, {"name": name}, {"device": device}, max_grad_norm=1e9), *given)
+    assert found.device.type == device
+    assert (found.cpu() - wanted).abs().max() <= GRADIENT_TOLERANCE["float32"] * wanted.abs().max()
+    assert row["loss"] == pytest.approx(expected["loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize("device", DEVICES)

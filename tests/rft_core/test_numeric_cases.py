@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.rft_core import numeric_cases_credit, numeric_cases_losses
+from tests.rft_core import (
+    numeric_cases_credit,
+    numeric_cases_gates,
+    numeric_cases_losses,
+    numeric_cases_preference,
+)
 from tests.rft_core.numeric_cases_left_out import LATER, OTHER_CONVENTION
 
 CASES = {
@@ -18,7 +23,7 @@ CASES = {
     for case in map(json.loads, (Path(__file__).parents[1] / "cases" / "numeric_cases.jsonl").read_text().splitlines())
 }
 
-MET = numeric_cases_credit.MET | numeric_cases_losses.MET
+MET = numeric_cases_credit.MET | numeric_cases_losses.MET | numeric_cases_gates.MET | numeric_cases_preference.MET
 
 
 def test_every_case_is_met_or_has_a_reason():

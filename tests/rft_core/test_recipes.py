@@ -140,9 +140,12 @@ def test_numbers_and_words_mean_what_they_look_like(recipe_file):
         ("steps=2.5", "steps must be a whole number, found 2.5"),
         ("steps=true", "steps must be a whole number, found true"),
         ("steps='3'", "steps must be a whole number, found the text '3'"),
-        ("algorithm.name=gpro", "did you mean grpo?"),
+        ("algorithm.name=grppo", "did you mean grpo?"),
         ("training=3", "training must be a mapping of settings, found 3"),
-        ("reward.functions=[]", "reward.functions must be a list of at least 1, found a list of 0"),
+        (
+            "reward.functions=[]",
+            "reward.functions must name what is rewarded: grpo trains on completions that the policy samples",
+        ),
         ("evaluation.pass_at=[9]", "pass_at must be at most samples (4), got 9"),
         (
             "model.path=",
@@ -182,8 +185,8 @@ def test_the_error_says_whether_file_or_override_is_wrong(recipe_file):
 
 
 def test_a_missing_section_is_named_with_its_meaning(recipe_file):
-    written(recipe_file, "steps: 1\nmodel: {path: a}\ndata: {source: a.jsonl}\n")
-    assert "reward is required: What is rewarded." in error_of(lambda: load_recipe(recipe_file))
+    written(recipe_file, "steps: 1\nmodel: {path: a}\n")
+    assert "data is required: Where prompts come from." in error_of(lambda: load_recipe(recipe_file))
 
 
 # --- overrides

@@ -7,8 +7,11 @@ import torch
 from data_contracts.schemas import UPDATES
 from rft_core.config import AlgorithmSettings, ModelSettings, RolloutSettings, TrainingSettings
 from rft_core.policy import Policy, load_reference
+from rft_core.resolve import resolve_algorithm
 from rft_core.update import TrainState, update_policy
 from tests.rft_core.update_tables import ROOT
+
+SPLITS = ((10_000, False), (64, True), (40, False), (1, True))  # token budget, shared prefix
 
 
 class Trainer:
@@ -20,8 +23,11 @@ class Trainer:
         self.algorithm = AlgorithmSettings(**(algorithm or {}))
         self.state = TrainState.start(Policy.load(self.model, folder, seed=0))
         self.reference = (
-            load_reference(self.model, folder, self.state.policy) if self.algorithm.kl_coefficient else None
+            load_reference(self.model, folder, self.state.policy)
+            if resolve_algorithm(self.algorithm).needs_reference
+            else None
         )
+        self.rollout = RolloutSettings(max_completion_tokens=12, temperature=0.9)
         self.seen = []
 
     def update(self, rollouts, advantages, before=ROOT):
@@ -31,7 +37,7 @@ class Trainer:
             advantages,
             algorithm=self.algorithm,
             training=self.training,
-            rollout=RolloutSettings(max_completion_tokens=12, temperature=0.9),
+            rollout=self.rollout,
             before=before,
             reference=self.reference,
             seed=7,
@@ -54,3 +60,25 @@ def gradient(trainer: Trainer, rollouts, advantages) -> tuple[torch.Tensor, list
     rows = trainer.update(rollouts, advantages)
     optimizer.adamw.step = kept
     return caught[0], rows
+
+
+def in_float64(trainer: Trainer) -> Trainer:
+    """The same with float64 weights, forward pass and logprobs; the reference, if there is one, stays as it is."""
+    policy = trainer.state.policy
+    policy.module.double()
+    policy.dtype = torch.float64
+
+    def token_logprobs(batch, temperature, *, entropy_gradient=False):
+        logits_SLV = policy.module(
+            input_ids=batch.input_ids_SL,
+            position_ids=batch.position_ids_SL,
+            attention_mask=batch.attention_mask(torch.float64, policy.device),
+            use_cache=False,
+        ).logits
+        logprobs_TV = torch.log_softmax(logits_SLV.flatten(0, 1)[batch.predicting_T] / temperature, -1)
+        entropy_T = -(logprobs_TV.exp() * logprobs_TV).sum(-1)
+        chosen_T = logprobs_TV.gather(-1, batch.target_T[:, None])[:, 0]
+        return chosen_T, entropy_T if entropy_gradient else entropy_T.detach()
+
+    policy.token_logprobs = token_logprobs
+    return trainer

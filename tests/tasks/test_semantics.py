@@ -38,6 +38,7 @@ def test_every_stage_names_its_sources():
 NEUTRAL = {
     "rft_core",
     "rft_core.kernels",
+    "rft_core.algorithm_settings",
     "rft_core.config",
     "rft_core.data.settings",
     "rft_core.rewards.settings",
@@ -55,10 +56,41 @@ OF_ANOTHER_STAGE = {
         "rft_core.rewards.user_state",
         "rft_core.seeds",
     },
-    "rollouts": {"rft_core.batching", "rft_core.kernels.token_logprob", "rft_core.data.prompts"},
+    "rollouts": {
+        "rft_core.batching",
+        "rft_core.kernels.token_logprob",
+        "rft_core.data.examples",
+        "rft_core.data.faults",
+        "rft_core.data.masks",
+        "rft_core.data.prompts",
+    },
     "rewards": {"rft_core.data.examples", "rft_core.data.faults", "rft_core.data.prompts"},
-    "advantages": {"rft_core.losses", "rft_core.objective"},
-    "update": {"rft_core.data.prompts"},
+    "advantages": {
+        "rft_core.rewards.given",
+        "rft_core.gates",
+        "rft_core.losses",
+        "rft_core.objective",
+        "rft_core.rewards.plugin",
+        "rft_core.rewards.rows",
+        "rft_core.rewards.user_state",
+        "rft_core.surrogates",
+    },
+    "update": {
+        "rft_core.advantages",
+        "rft_core.data.prompts",
+        "rft_core.rewards.plugin",
+        "rft_core.rewards.rows",
+        "rft_core.rewards.user_state",
+    },
+    "given": {
+        "rft_core.advantages",
+        "rft_core.batching",
+        "rft_core.data.examples",
+        "rft_core.data.faults",
+        "rft_core.data.prompts",
+        "rft_core.engines",
+        "rft_core.policy",
+    },
 }
 
 

@@ -9,11 +9,12 @@ from rft_core.rewards.sandbox.check import Problem, examine, sandbox_launcher
 from rft_core.rewards.sandbox.jobs import Calls, Judgement, Script
 from rft_core.rewards.sandbox.launch import Launcher
 from rft_core.rewards.sandbox.limits import MIB, Limits
-from rft_core.rewards.sandbox.pool import judge_all
+from rft_core.rewards.sandbox.pool import Interrupts, judge_all
 
 __all__ = [
     "MIB",
     "Calls",
+    "Interrupts",
     "Judgement",
     "Launcher",
     "Limits",

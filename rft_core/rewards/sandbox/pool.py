@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 
 from rft_core.errors import GraderUnavailable
 from rft_core.rewards.sandbox.jobs import Calls, Judgement, Script
@@ -14,14 +15,45 @@ from rft_core.rewards.sandbox.process import SandboxFailed
 from rft_core.rewards.sandbox.watch import Stopped
 
 
-def judge_all(launcher: Launcher, jobs: Sequence[Script | Calls], *, is_partial: bool, workers: int) -> list[Judgement]:
+class Interrupts:
+    """Lets another thread end the calls of judge_all that were given it."""
+
+    def __init__(self) -> None:
+        self._stops: list[threading.Event] = []
+
+    def interrupt(self) -> None:
+        for stop in list(self._stops):
+            stop.set()
+
+    @contextmanager
+    def stopping(self) -> Iterator[threading.Event]:
+        stop = threading.Event()
+        self._stops.append(stop)
+        try:
+            yield stop
+        finally:
+            self._stops.remove(stop)
+
+
+def judge_all(
+    launcher: Launcher,
+    jobs: Sequence[Script | Calls],
+    *,
+    is_partial: bool,
+    workers: int,
+    interrupts: Interrupts | None = None,
+) -> list[Judgement]:
     """One judgement per job, in order. When it returns or raises, no process of it is left.
 
-    Raises GraderUnavailable when sandboxes cannot be started.
+    Raises GraderUnavailable when sandboxes cannot be started, or another thread interrupts.
     """
-    if not jobs:
-        return []
-    stop = threading.Event()
+    with (interrupts or Interrupts()).stopping() as stop:
+        return _judge_all(launcher, jobs, is_partial, workers, stop) if jobs else []
+
+
+def _judge_all(
+    launcher: Launcher, jobs: Sequence[Script | Calls], is_partial: bool, workers: int, stop: threading.Event
+) -> list[Judgement]:
     line = _Line(jobs)
     num_threads = min(workers, len(jobs))
     try:
@@ -35,6 +67,8 @@ def judge_all(launcher: Launcher, jobs: Sequence[Script | Calls], *, is_partial:
                 raise
     except SandboxFailed as error:
         raise GraderUnavailable(f"programs cannot be judged: {error}") from error
+    if len(line.judgements) < len(jobs):
+        raise GraderUnavailable("the judging of programs was interrupted")
     return [line.judgements[index] for index in range(len(jobs))]
 
 

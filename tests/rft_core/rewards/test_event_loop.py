@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 import time
 
 import pytest
 
-from rft_core.rewards.event_loop import wait_for
+from rft_core.rewards.event_loop import cancel_waits, wait_for
 
 
 async def later(value: float) -> float:
@@ -59,3 +60,25 @@ def test_an_interrupt_inside_a_running_loop_cancels_the_work():
         signal.signal(signal.SIGALRM, before)
     assert time.monotonic() - began < 5
     assert ended == ["cancelled"]
+
+
+def test_another_thread_cancels_what_a_thread_waits_for():
+    begun, raised = threading.Event(), []
+
+    async def endless() -> None:
+        begun.set()
+        await asyncio.sleep(60)
+
+    def wait() -> None:
+        try:
+            wait_for(endless())
+        except asyncio.CancelledError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert begun.wait(10)
+    cancel_waits(thread.ident)
+    thread.join(10)
+    assert not thread.is_alive() and len(raised) == 1
+    cancel_waits(thread.ident)  # which waits for nothing any more

@@ -16,6 +16,7 @@ from rft_core.rewards import build_grader
 from rft_core.rewards.conditions import matching
 from rft_core.rewards.settings import RewardFunction, RewardSettings, StepSettings
 from rft_core.rewards.steps import build_splitter, token_ends
+from rft_core.rewards.user_process import UserCode
 from tests.rft_core.rewards.tables import prompts_table, rollouts_table
 
 FORMAT = {"name": "answer_format", "label": "format", "tags": ["answer"], "weight": 0.2}
@@ -178,7 +179,7 @@ TEXT = "First, add.\n\nThen\nmultiply.\n\n  \nDone: 4\n"
     ],
 )
 def test_steps(settings, steps):
-    split, _ = build_splitter(StepSettings(**settings), None)
+    split, _ = build_splitter(StepSettings(**settings), None, UserCode())
     ends = split(TEXT)
     starts = (0, *ends[:-1])
     assert [TEXT[start:end].strip() for start, end in zip(starts, ends, strict=True)] == steps
@@ -195,31 +196,31 @@ def test_steps(settings, steps):
 )
 def test_ends_of_steps_hold_no_white_space(text, lines, paragraphs):
     for split, expected in (("lines", lines), ("paragraphs", paragraphs)):
-        assert list(build_splitter(StepSettings(split=split), None)[0](text)) == expected
+        assert list(build_splitter(StepSettings(split=split), None, UserCode())[0](text)) == expected
 
 
 def test_long_white_space_is_split_in_linear_time():
     text = (" " * 300_000 + "\n") * 3 + "a"
     began = time.monotonic()
     for split in ("lines", "paragraphs", "tags"):
-        assert build_splitter(StepSettings(split=split), None)[0](text) == (len(text),)
+        assert build_splitter(StepSettings(split=split), None, UserCode())[0](text) == (len(text),)
     assert time.monotonic() - began < 2
 
 
 def test_steps_by_tags():
-    split, _ = build_splitter(StepSettings(split="tags"), None)
+    split, _ = build_splitter(StepSettings(split="tags"), None, UserCode())
     text = "<step>one</step>\n<step>two</step>\nso 4 "
     assert [text[:end] for end in split(text)] == [text[:16], text[:33], text.rstrip()]
 
 
 def test_steps_by_a_function(tmp_path):
     (tmp_path / "mine.py").write_text("def split(text):\n    return text.split(';') if text != 'bad' else ['no']\n")
-    split, identity = build_splitter(StepSettings(split="custom", path="mine.py:split"), tmp_path)
+    split, identity = build_splitter(StepSettings(split="custom", path="mine.py:split"), tmp_path, UserCode())
     assert split("a; bc;;d") == (1, 5, 8) and "semantics" in identity
     with pytest.raises(RewardFunctionError, match="must give parts of the completion in order, 'no' is none"):
         split("bad")
     (tmp_path / "other.py").write_text("def split(text):\n    return text.nothing\n")
-    split, _ = build_splitter(StepSettings(split="custom", path="other.py:split"), tmp_path)
+    split, _ = build_splitter(StepSettings(split="custom", path="other.py:split"), tmp_path, UserCode())
     with pytest.raises(RewardFunctionError, match=r"raised AttributeError: .* for the completion 'a; b'"):
         split("a; b")
 

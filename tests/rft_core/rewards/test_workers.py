@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import psutil
@@ -109,6 +110,19 @@ def test_close_ends_the_workers_and_the_next_call_starts_others(pool_of):
     pool.close()
     assert not psutil.pid_exists(first)
     assert pool.run([{"do": "ok"}])[0]["pid"] != first
+
+
+def test_an_interrupt_from_another_thread_ends_a_call_and_the_next_one_works(pool_of):
+    pool = pool_of(seconds=60.0)
+    timer = threading.Timer(1.5, pool.interrupt)
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(GraderUnavailable, match="stalling was interrupted"):
+        pool.run([{"do": "sleep", "seconds": 60}] * 4)
+    assert time.monotonic() - began < 20
+    timer.join()
+    assert pool.process_ids == []
+    assert pool.run([{"do": "ok"}])[0]["did"] == {"do": "ok"}
 
 
 @pytest.mark.usefixtures("pool_of")  # for the module that it makes

@@ -1,0 +1,116 @@
+"""A model that is trained to score: the body of a language model under a head that gives numbers instead of tokens.
+
+It stands where a policy stands: what `token_logprobs` gives for a token is the model's score after reading it. So
+reward models and process reward models train through the update of every other model. A head that the folder does not
+have starts at 0: all scores are 0 then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rft_core.batching import MicroBatch, TrainRow, micro_batches
+from rft_core.errors import SettingsError
+from rft_core.model_reading import NEW_HEAD, read_module
+from rft_core.policy import PROBE_TOLERANCE, Policy
+
+ANY_TOKEN = 0  # stands behind a completion, so that its last token is read too; nothing attends to it
+
+
+@dataclass
+class ScorePolicy(Policy):
+    """One number per token: the logit of a sequence head, whose last token counts."""
+
+    head: ClassVar[str] = "sequence_labels"
+    labels: ClassVar[tuple[str, ...]] = ("score",)
+
+    @classmethod
+    def read(cls, folder: Path, dtype: torch.dtype, attention: str, tokenizer: Any) -> Any:
+        """Raises SettingsError for an architecture whose head is not known."""
+        module = read_module(folder, dtype, attention, cls.head, new_labels=len(cls.labels))
+        if not isinstance(getattr(module, NEW_HEAD, None), torch.nn.Linear):
+            raise SettingsError(
+                f"a model that is trained to score must be a decoder whose head transformers calls {NEW_HEAD}, found "
+                f"{type(module).__name__} in {folder}"
+            )
+        config = module.config
+        config.id2label, config.label2id = dict(enumerate(cls.labels)), {name: i for i, name in enumerate(cls.labels)}
+        if config.pad_token_id is None:  # without one the library's classifiers take no batch
+            pad = tokenizer.pad_token_id
+            config.pad_token_id = tokenizer.eos_token_id if pad is None else pad
+        return module
+
+    def token_logprobs(
+        self, batch: MicroBatch, temperature: float, *, entropy_gradient: bool = False
+    ) -> tuple[Tensor, None]:
+        """(score_T, None): float32, the score after each completion token. There is no distribution."""
+        return self._score(getattr(self.module, NEW_HEAD)(self._hidden(batch)).float()), None
+
+    def _hidden(self, batch: MicroBatch) -> Tensor:
+        inputs = {
+            "input_ids": batch.input_ids_SL.to(self.device),
+            "position_ids": batch.position_ids_SL.to(self.device),
+            "attention_mask": batch.attention_mask(self.dtype, self.device),
+            "use_cache": False,
+        }
+        hidden_SLD = self.module.base_model(**inputs).last_hidden_state
+        return hidden_SLD.flatten(0, 1).index_select(0, batch.predicting_T.to(self.device))
+
+    def _score(self, logits_TC: Tensor) -> Tensor:
+        return logits_TC[:, 0]
+
+    def micro_batches(self, rows: list[TrainRow], token_budget: int) -> list[MicroBatch]:
+        longer = [replace(row, completion_token_ids=np.append(row.completion_token_ids, ANY_TOKEN)) for row in rows]
+        return [_after_reading(batch) for batch in super().micro_batches(longer, token_budget)]
+
+    def _probe(self, wants_shared: bool) -> None:
+        """Whether completions may share a prompt, told by hidden states: a new head gives 0 for any."""
+        rows = self._probe_rows()
+        plain, shared = (_after_reading(micro_batches(rows, 1000, layout)[0]) for layout in (False, True))
+        with torch.no_grad():
+            hidden_TD = self._hidden(plain)
+            expected = dict(zip(plain.row_indices, hidden_TD.split(plain.lengths), strict=True))
+            self.shared_prefix = wants_shared and self._agrees(shared, expected)
+        if wants_shared and not self.shared_prefix:
+            self.notes.append("this model does not let completions share a prompt: each row is computed on its own")
+
+    def _agrees(self, batch: MicroBatch, expected: dict[int, Tensor]) -> bool:
+        try:
+            found = self._hidden(batch).split(batch.lengths)
+        except (TypeError, ValueError, RuntimeError, AttributeError):  # a family that takes no such mask or positions
+            return False
+        pairs = [(found[index], expected[row]) for index, row in enumerate(batch.row_indices)]
+        largest = max(float(hidden.abs().max()) for _, hidden in pairs)
+        return all(float((a - b).abs().max()) <= PROBE_TOLERANCE[self.dtype] * max(1.0, largest) for a, b in pairs)
+
+
+@dataclass
+class StepScorePolicy(ScorePolicy):
+    """The log odds that a step is good: good against bad of a token head."""
+
+    head: ClassVar[str] = "token_labels"
+    labels: ClassVar[tuple[str, ...]] = ("bad", "good")
+
+    def _score(self, logits_TC: Tensor) -> Tensor:
+        return logits_TC[:, 1] - logits_TC[:, 0]
+
+
+def _after_reading(batch: MicroBatch) -> MicroBatch:
+    """From positions that predict a token to those that have read it: each row without its first entry."""
+    keep = torch.cat([torch.arange(length) > 0 for length in batch.lengths])
+    return replace(
+        batch,
+        lengths=tuple(length - 1 for length in batch.lengths),
+        predicting_T=batch.predicting_T[keep],
+        target_T=batch.target_T[keep],
+    )
+
+
+# What an algorithm trains: Algorithm.head.
+POLICIES: dict[str, type[Policy]] = {"causal": Policy, "sequence_labels": ScorePolicy, "token_labels": StepScorePolicy}

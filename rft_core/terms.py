@@ -1,0 +1,198 @@
+"""What an algorithm is made of: terms, KL, correction, and the row that joins them. Imports no torch.
+
+Names in a row are keys of the tables in `losses`, `surrogates`, `gates` and `advantages`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rft_core.preference_options import Preference
+
+if TYPE_CHECKING:
+    from rft_core.algorithm_settings import AlgorithmSettings
+    from rft_core.losses import Denominators, LossBatch, LossParts
+
+# They compare members of a group: a group of one, or of equal rewards, has no signal and gets exactly 0.
+GROUP_ESTIMATORS = frozenset(
+    {
+        "group_zscore",
+        "group_mean",
+        "leave_one_out",
+        "length_weighted_mean",
+        "reward_over_mean",
+        "pass_at_k",
+        "per_component",
+        "log_mean_exp",
+        "group_mean_batch_whiten",
+        "group_mean_rescaled",
+    }
+)
+
+# A gate that looks at all rows of the optimizer step, and whether it reads rows of advantage 0 too.
+STEP_GATES_READ_ALL = {"second_moment": False, "entropy_quantile": True, "covariance_band": True}
+
+
+@dataclass(frozen=True)
+class Term:
+    """One policy loss: which rows, the ratio to what, and how token losses become a number.
+
+    A gate drops a token's loss and leaves it in the denominators. What a part does not read has no effect.
+    """
+
+    rows: str = "own"  # own | expert | selected
+    anchor: str = "old"  # old | behaviour
+    level: str = "token"
+    gate: str = "none"
+    surrogate: str | Callable[..., Any] = "clipped"  # a function is a user's own
+    aggregation: str = "token_mean"
+    coefficient: float | Callable[[int], float] = 1.0  # a function takes the training step, from 1
+    tau: float | None = None  # temperature of OPMD, which divides the term by 1 + tau
+    regularizer: str = "none"  # added to every token's loss, gated ones too, and never corrected
+    regularizer_coefficient: float = 0.0
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+    log_ratio_bound: float = 0.4  # level sequence_geometric_clipped
+    weight_floor: float = 0.0  # surrogate capped: absolute bounds of the ratio
+    weight_cap: float = 5.0
+    soft_gate_positive: float = 1.0  # surrogate soft_gate: its steepness where A > 0
+    soft_gate_negative: float = 1.05
+    taper_threshold: float = 0.0
+    advantage_temperature: float = 1.0  # surrogate exp_advantage
+    gamma_shape_positive: float = 2.0  # surrogate gamma: k and lambda where A >= 0, and where A < 0
+    gamma_rate_positive: float = 3.0
+    gamma_shape_negative: float = 3.0
+    gamma_rate_negative: float = 2.0
+    gate_low: float = 0.2
+    gate_high: float = 0.2
+    gate_low_outer: float = 0.6
+    gate_high_outer: float = 2.0
+    second_moment_limit: float = 0.04
+    entropy_quantile: float = 0.8
+    off_policy_limit: float = 1.0  # gate off_policy_sequence: largest mean of behaviour - current, in nats
+    divergence_limit: float = 0.2  # gates binary_tv and binary_kl
+    covariance_low: float = 1.0  # gate covariance_band
+    covariance_high: float = 5.0
+    covariance_share: float = 2e-4
+
+    def coefficient_at(self, step: int) -> float:
+        coefficient = self.coefficient(step) if callable(self.coefficient) else self.coefficient
+        return coefficient if self.tau is None else coefficient / (1 + self.tau)
+
+    @property
+    def has_step_gate(self) -> bool:
+        return self.gate in STEP_GATES_READ_ALL
+
+
+@dataclass(frozen=True)
+class Kl:
+    """KL to the reference policy in the loss. It takes rows and aggregation of the first term, ungated, uncorrected."""
+
+    coefficient: float = 0.0
+    estimator: str = "k3"
+    importance: bool = False
+    target: float | None = None  # nats a token; given, the coefficient adapts after each update
+    horizon: int = 10000  # rollouts over which it does
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Importance weight of off-policy rows. It multiplies the policy loss only and carries no gradient."""
+
+    kind: str = "truncate"
+    level: str = "token"  # token, or a level of the whole row
+    cap: float = 2.0
+    low: float = 0.5
+    high: float = 5.0
+
+
+NO_CORRECTION = Correction(kind="none")
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A row of ALGORITHMS, with a recipe's overrides once it is resolved.
+
+    `records` are those of its data: prompts, whose completions the policy samples, or completions that are given.
+    """
+
+    name: str
+    source: str
+    advantage: str | Callable[..., Any]  # a function is a user's own
+    terms: tuple[Term, ...]
+    kl: Kl = field(default_factory=Kl)
+    entropy_coefficient: float = 0.0
+    correction: Correction = field(default_factory=Correction)
+    records: tuple[str, ...] = ("prompts",)
+    preference: Preference | None = None
+    head: str = "causal"  # of the model that is trained: a key of score_policy.POLICIES
+    positions: str = "tokens"  # which tokens of a completion are trained: a key of train_rows.POSITIONS
+    # Settings of the advantage that the row sets where the recipe leaves them null.
+    advantage_settings: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def compares_groups(self) -> bool:
+        if callable(self.advantage):
+            return bool(getattr(self.advantage, "compares_groups", False))
+        return self.advantage in GROUP_ESTIMATORS
+
+    @property
+    def samples(self) -> bool:
+        """Whether the policy writes the completions that it is trained on."""
+        return "prompts" in self.records
+
+    @property
+    def takes_given(self) -> bool:
+        """Whether completions that the data set gives are trained on."""
+        return not self.samples or any(term.rows == "expert" for term in self.terms)
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.kl.coefficient > 0 or (self.preference is not None and self.preference.needs_reference)
+
+    @property
+    def needs_entropy_gradient(self) -> bool:
+        return self.entropy_coefficient > 0
+
+    @property
+    def needs_old(self) -> bool:
+        """Whether old logprobs are read: a term anchored at the behaviour policy alone does without, and given rows
+        were sampled by no policy before the update."""
+        return self.kl.importance or any(term.anchor == "old" and term.rows != "expert" for term in self.terms)
+
+    @property
+    def step_gate(self) -> Term | None:
+        """The term whose gate looks at the whole optimizer step, if there is one."""
+        return next((term for term in self.terms if term.has_step_gate), None)
+
+    def needs_all_rows(self) -> bool:
+        """Whether rows with advantage 0 need a forward pass: something else than the policy loss reads them."""
+        is_read = any(
+            term.regularizer != "none" or STEP_GATES_READ_ALL.get(term.gate, False) or callable(term.surrogate)
+            for term in self.terms
+        )
+        return is_read or self.needs_reference or self.needs_entropy_gradient
+
+    def filled(self, settings: AlgorithmSettings) -> AlgorithmSettings:
+        """The settings that the row's advantage reads, with what the row says where the recipe says nothing."""
+        null = {name: value for name, value in self.advantage_settings if getattr(settings, name) is None}
+        return settings.model_copy(update=null)
+
+    def loss(self, batch: LossBatch, denominators: Denominators, step: int) -> LossParts:
+        """Loss of one micro-batch, divided by the denominators of the optimizer step. `step` counts from 1."""
+        from rft_core.objective import loss_parts  # torch is loaded here, not when settings are checked
+
+        return loss_parts(self, batch, denominators, step)
+
+
+@dataclass(frozen=True)
+class UserParts:
+    """What a recipe's paths name; None where it names nothing."""
+
+    row: Algorithm | None = None
+    advantage: Callable[..., Any] | None = None
+    surrogate: Callable[..., Any] | None = None
+    identity: dict[str, Any] = field(default_factory=dict)  # of the code, by setting
