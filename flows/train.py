@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -30,6 +31,7 @@ from tasks.progress import Watcher
 from tasks.prompts import choose_prompts, history_of
 from tasks.rewards import probe_rewards, score_rollouts
 from tasks.rollouts import GREEDY, SAMPLED, generate_rollouts
+from tasks.rounds import BASELINE, may_generate, wants_another
 from tasks.runs import close_run, open_run
 from tasks.stage import Slot, artifact_key, run_stage
 from tasks.update import update_policy
@@ -73,30 +75,75 @@ def train_steps(context: RunContext) -> dict[str, Any]:
     progress = _StepProgress(context.name)
     if is_evaluated(context, 0):
         evaluate_policy(context, dataset, 0)
-    rollouts: dict[int, tuple[TableRef, TableRef]] = {}
+    rounds: dict[int, list[Round]] = {}
     for step in range(1, recipe.steps + 1):
         # With `ahead`, rollouts are made before the updates in between: the schedule is static, whatever ends first.
         for early in range(step, min(step + recipe.rollout.ahead, recipe.steps) + 1):
-            if early not in rollouts:
-                rollouts[early] = make_rollouts(context, dataset, early)
-        prompts, made = rollouts.pop(step)
-        score = score_rollouts if context.algorithm.samples else read_rewards
-        rewards: TableRef = run_stage(context, score, Slot(step, "rewards"), made, prompts)
-        advantages: TableRef = run_stage(context, assign_credit, Slot(step, "advantages"), made, rewards)
-        run_stage(context, update_policy, Slot(step, "update"), made, advantages)
+            if early not in rounds:
+                rounds[early] = make_rounds(context, dataset, early)
+        made = rounds.pop(step)
+        rewards = [round_.rewards or score_round(context, step, round_) for round_ in made]
+        rollouts = [round_.rollouts for round_ in made]
+        advantages: TableRef = run_stage(context, assign_credit, Slot(step, "advantages"), rollouts, rewards)
+        trained = [round_.rollouts for round_ in made if round_.number != BASELINE]
+        run_stage(context, update_policy, Slot(step, "update"), trained, advantages)
         if is_evaluated(context, step):
             evaluate_policy(context, dataset, step)
         progress.advance(step, recipe.steps)
     return publish(context)
 
 
-def make_rollouts(context: RunContext, dataset: TableRef, step: int) -> tuple[TableRef, TableRef]:
-    """The step's prompts and their rollouts, by the policy that the schedule names."""
+@dataclass(frozen=True)
+class Round:
+    """One pass of a step over prompts. Its rewards are null until they are needed."""
+
+    number: int
+    prompts: TableRef
+    rollouts: TableRef
+    rewards: TableRef | None = None
+
+
+def make_rounds(context: RunContext, dataset: TableRef, step: int) -> list[Round]:
+    """The step's prompts and their rollouts, by the policy that the schedule names: one round, and where the algorithm
+    asks for it fresh prompts until the step is full, and greedy baselines."""
     prompts: TableRef = run_stage(context, choose_prompts, Slot(step, "prompts"), dataset, history_of(context, step))
     if not context.algorithm.samples:
-        return prompts, run_stage(context, render_rollouts, Slot(step, "rollouts"), prompts)
+        return [Round(0, prompts, run_stage(context, render_rollouts, Slot(step, "rollouts"), prompts))]
+    rounds = [generate_round(context, step, 0, prompts)]
+    if context.algorithm.has_baselines:
+        rounds.append(generate_round(context, step, BASELINE, prompts))
+    if context.algorithm.dynamic_sampling:
+        rounds = fill_up(context, dataset, step, rounds)
+    return rounds
+
+
+def generate_round(context: RunContext, step: int, number: int, prompts: TableRef) -> Round:
     behaviour = context.policy(max(0, step - 1 - context.recipe.rollout.ahead))
-    return prompts, run_stage(context, generate_rollouts, Slot(step, "rollouts"), prompts, behaviour)
+    made: TableRef = run_stage(context, generate_rollouts, Slot(step, "rollouts", number), prompts, behaviour)
+    return Round(number, prompts, made)
+
+
+def score_round(context: RunContext, step: int, round_: Round) -> TableRef:
+    score = score_rollouts if context.algorithm.samples else read_rewards
+    slot = Slot(step, "rewards", round_.number)
+    rewards: TableRef = run_stage(context, score, slot, round_.rollouts, round_.prompts)
+    return rewards
+
+
+def fill_up(context: RunContext, dataset: TableRef, step: int, rounds: list[Round]) -> list[Round]:
+    """The rounds scored, and more of fresh prompts while too few groups carry signal; an offline run makes none."""
+    scored = [replace(round_, rewards=score_round(context, step, round_)) for round_ in rounds]
+    while wants_another(context, [round_.rewards for round_ in scored if round_.rewards is not None]):
+        number = len(scored)
+        if not may_generate(context, Slot(step, "rollouts", number)):
+            break
+        taken = [round_.prompts for round_ in scored]
+        fresh: TableRef = run_stage(context, choose_prompts, Slot(step, "prompts", number), dataset, None, taken)
+        if not fresh.rows:
+            break
+        made = generate_round(context, step, number, fresh)
+        scored.append(replace(made, rewards=score_round(context, step, made)))
+    return scored
 
 
 def is_evaluated(context: RunContext, step: int) -> bool:

@@ -33,6 +33,7 @@ class Credits:
     is_masked_N: np.ndarray | None = None  # bool: counted, but not trained (truncated, under `truncated: mask`)
     length_N: np.ndarray | None = None  # int64, tokens that the policy wrote; None where no estimator reads them
     draw_N: np.ndarray | None = None  # a seeded number of each rollout, for what is left out by lot
+    baseline_N: np.ndarray | None = None  # float64, reward of the prompt's greedy completion; None where none was made
     components: Mapping[str, np.ndarray] = field(default_factory=dict)  # float64[N], NaN where a row has no such score
     component_weights: Mapping[str, float] = field(default_factory=dict)
 
@@ -239,6 +240,13 @@ def shifted_mean(credits: Credits, settings: AlgorithmSettings) -> np.ndarray:
     return advantage_N
 
 
+def greedy_baseline(credits: Credits, settings: AlgorithmSettings) -> np.ndarray:
+    """Reward minus that of the greedy completion of the same prompt (ReMax, arXiv 2310.10505)."""
+    if credits.baseline_N is None:
+        raise ContractError("advantage greedy_baseline needs rollouts with purpose baseline, found none")
+    return np.where(credits.is_counted_N, credits.reward_N - credits.baseline_N, 0.0)
+
+
 def group_mean_batch_whiten(credits: Credits, settings: AlgorithmSettings) -> np.ndarray:
     """Reward minus its group's mean, whitened over the step (REINFORCE++-baseline, arXiv 2501.03262)."""
     advantage_N = group_mean(credits, settings)
@@ -293,6 +301,7 @@ ADVANTAGES = {
     "per_component": per_component,
     "log_mean_exp": log_mean_exp,
     "shifted_mean": shifted_mean,
+    "greedy_baseline": greedy_baseline,
     "group_mean_batch_whiten": group_mean_batch_whiten,
     "group_mean_rescaled": group_mean_rescaled,
 }

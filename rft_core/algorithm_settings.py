@@ -49,7 +49,9 @@ class AlgorithmSettings(Settings):
         "cispo",
         "scale_rl",
         "sapo",
+        "dapo",
         "reinforce",
+        "remax",
         "reinforce_plus_plus_baseline",
         "maxrl",
         "opo",
@@ -114,6 +116,7 @@ class AlgorithmSettings(Settings):
             "per_component",
             "log_mean_exp",
             "shifted_mean",
+            "greedy_baseline",
             "group_mean_batch_whiten",
             "group_mean_rescaled",
             "custom",
@@ -314,6 +317,20 @@ class AlgorithmSettings(Settings):
     )
     correction_reduction: Literal["mean", "sum"] = Field(
         "mean", description="correction_level sequence: mean or sum of the log ratios; a sum explodes with length."
+    )
+    dynamic_sampling: bool | None = Field(
+        None, description="Groups without signal are replaced by those of fresh prompts; null takes the row's."
+    )
+    filter_on: str | None = Field(
+        None,
+        pattern=NOT_BLANK,
+        description="dynamic_sampling: the reward component whose spread is signal; null takes the reward itself.",
+    )
+    max_resample_rounds: int = Field(
+        4,
+        ge=0,
+        le=99,
+        description="dynamic_sampling: rounds of prompts_per_step fresh prompts at most.",
     )
     preference: PreferenceSettings = Field(
         default_factory=PreferenceSettings, description="Of preference objectives; null takes the row's."

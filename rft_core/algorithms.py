@@ -24,6 +24,14 @@ POLICY_GRADIENT_ALGORITHMS = {
             advantage="group_mean",
             terms=(Term(surrogate="clipped", clip_low=0.2, clip_high=0.2, aggregation="constant_length"),),
         ),
+        Algorithm(
+            name="dapo",
+            source="DAPO, arXiv 2503.14476, eq. 8 and 11: a wider upper clip, token mean, fresh prompts for groups "
+            "without signal; its soft penalty of long completions is overlong_buffer_tokens",
+            advantage="group_zscore",
+            terms=(Term(surrogate="clipped", clip_low=0.2, clip_high=0.28, aggregation="token_mean"),),
+            dynamic_sampling=True,
+        ),
         # One ratio for a whole completion
         Algorithm(
             name="gspo",
@@ -83,6 +91,12 @@ POLICY_GRADIENT_ALGORITHMS = {
             name="reinforce",
             source="REINFORCE with the whole completion as one action, as in arXiv 2402.14740; no baseline",
             advantage="none",
+            terms=(Term(surrogate="logprob", aggregation="sequence_sum"),),
+        ),
+        Algorithm(
+            name="remax",
+            source="ReMax, arXiv 2310.10505, section 4: the baseline is the reward of the prompt's greedy completion",
+            advantage="greedy_baseline",
             terms=(Term(surrogate="logprob", aggregation="sequence_sum"),),
         ),
         Algorithm(

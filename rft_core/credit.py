@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from data_contracts.schemas import ADVANTAGES as ADVANTAGES_RECORD
 from rft_core.advantages import ADVANTAGES, Credits, has_no_signal, is_flat, std_of, surplus_rows
 from rft_core.algorithm_settings import AlgorithmSettings
 from rft_core.errors import ContractError
+from rft_core.joined import Joined, join
 from rft_core.pairing import CHOSEN, DESIRABLE_FROM, PAIRINGS, Roles
+from rft_core.resampling import groups_with_signal
 from rft_core.resolve import resolve_algorithm
 from rft_core.rewards.given import MARGIN
 from rft_core.seeds import derive
@@ -29,28 +31,6 @@ DROP_REASONS = ("unscored", "filtered", "stale", "truncated", "group_too_small",
 Metrics = dict[str, float | int]
 
 
-@dataclass(frozen=True)
-class Joined:
-    """Train rollouts with their rewards; arrays of N rollouts, in the order of their first segment."""
-
-    rollout_ids: list[str]
-    segments: list[tuple[int, int]]  # per row of the table: (rollout number, segment)
-    group_ids: list[str]
-    group_N: np.ndarray  # int64, numbers of groups in order of appearance
-    reward_N: np.ndarray  # float64, NaN where unscored
-    components: list[dict[str, float | None]]
-    num_tokens_N: np.ndarray  # int64, tokens that the policy wrote
-    is_truncated_N: np.ndarray
-    is_error_N: np.ndarray
-    is_expert_N: np.ndarray  # origin dataset
-    policy_version_N: np.ndarray
-
-    def component_values(self) -> dict[str, np.ndarray]:
-        """float64[N] of each component, NaN where a rollout has no score of it."""
-        names = sorted({name for components in self.components for name in components})
-        return {name: np.array([row.get(name) for row in self.components], dtype=float) for name in names}
-
-
 def compute_advantages(
     rollouts: pa.Table,
     rewards: pa.Table,
@@ -59,11 +39,12 @@ def compute_advantages(
     current_version: int,
     *,
     component_weights: Mapping[str, float] | None = None,
+    max_groups: int | None = None,
     seed: int = 0,
 ) -> tuple[pa.Table, Metrics]:
     """The `advantages` table and the step's metrics by the field's names. `current_version` is that of the policy to
     update; `component_weights` are those of the reward's functions, for advantages that weigh them anew; `seed` decides
-    what is left out by lot.
+    what is left out by lot; under dynamic sampling at most `max_groups` groups are kept.
 
     Rows of the table follow the train rows of `rollouts`. A row that is not trained says why; nothing trained is no
     error. Raises ContractError when rollouts and rewards do not match one to one.
@@ -73,6 +54,11 @@ def compute_advantages(
     joined = join(rollouts, rewards)
     final_N = shaped_rewards(joined, settings, max_completion_tokens)
     reasons, is_counted_N = _exclusions(joined, settings, current_version)
+    if algorithm.dynamic_sampling:
+        is_counted_N &= _kept_groups(joined, rewards, settings, max_groups, reasons)
+    baseline_N = baselines(joined, rollouts, rewards) if algorithm.has_baselines else None
+    if baseline_N is not None:
+        is_counted_N &= _filter(joined, reasons, ~np.isnan(baseline_N), "unscored")
     credits = Credits(
         final_N,
         joined.group_N,
@@ -80,6 +66,7 @@ def compute_advantages(
         is_masked_N=is_counted_N & (np.array(reasons, dtype=object) != "none"),
         length_N=joined.num_tokens_N,
         draw_N=_draws(joined, seed) if settings.drop != "none" else None,
+        baseline_N=baseline_N,
         components=joined.component_values(),
         component_weights=component_weights or {},
     )
@@ -91,8 +78,7 @@ def compute_advantages(
         reasons[row] = "none" if algorithm.takes_given else "filtered"
     advantage_N = np.where(is_given_N, final_N, advantage_N)
     roles = _roles(algorithm, joined, final_N, reasons)
-    if roles is not None:
-        advantage_N = roles.sign_N
+    advantage_N = advantage_N if roles is None else roles.sign_N
     is_trained_N = np.array([reason in ("none", "zero_variance") for reason in reasons], dtype=bool)
     advantage_N = np.where(is_trained_N, advantage_N, 0.0)
     table = _table(joined, advantage_N, is_trained_N, reasons, roles)
@@ -105,6 +91,39 @@ def compute_advantages(
     if settings.drop != "none" and len(reasons):
         metrics["share/surplus"] = float(surplus_rows(credits, settings).mean())
     return table, metrics
+
+
+def _kept_groups(
+    joined: Joined, rewards: pa.Table, settings: AlgorithmSettings, max_groups: int | None, reasons: list[str]
+) -> np.ndarray:
+    """bool[N]: rows of the first `max_groups` groups that carry signal; the others are filtered."""
+    ids = pa.array(joined.rollout_ids, pa.large_string())
+    of_train = rewards.filter(pc.is_in(rewards["rollout_id"], value_set=ids))
+    kept = set(groups_with_signal(of_train, settings)[:max_groups])
+    return _filter(joined, reasons, np.array([group in kept for group in joined.group_ids], bool), "filtered")
+
+
+def _filter(joined: Joined, reasons: list[str], is_kept_N: np.ndarray, reason: str) -> np.ndarray:
+    """Gives the reason to what is not kept and has none yet; returns what is kept."""
+    for row in np.flatnonzero(~is_kept_N & ~joined.is_expert_N):
+        reasons[row] = reason if reasons[row] == "none" else reasons[row]
+    return is_kept_N
+
+
+def baselines(joined: Joined, rollouts: pa.Table, rewards: pa.Table) -> np.ndarray:
+    """float64[N]: reward of the greedy completion of each rollout's prompt, NaN where it is unscored or failed.
+
+    Raises ContractError for a prompt without one.
+    """
+    rows = rollouts.filter(pc.equal(rollouts["purpose"], "baseline")).select(["rollout_id", "prompt_id"]).to_pylist()
+    reward = dict(zip(rewards["rollout_id"].to_pylist(), rewards["reward"].to_pylist(), strict=True))
+    greedy = {row["prompt_id"]: reward[row["rollout_id"]] for row in rows}
+    for prompt_id in joined.prompt_ids:
+        if prompt_id not in greedy:
+            raise ContractError(
+                f"advantage greedy_baseline needs a greedy completion of each prompt, {prompt_id} has none"
+            )
+    return np.array([greedy[prompt_id] for prompt_id in joined.prompt_ids], dtype=float)
 
 
 def _note_groups(credits: Credits, algorithm: Algorithm, settings: AlgorithmSettings, reasons: list[str]) -> float:
@@ -159,80 +178,6 @@ def with_step_labels(advantages: pa.Table, rollouts: pa.Table, rewards: pa.Table
 def _usable(joined: Joined) -> np.ndarray:
     """bool[N]: given rollouts that can be trained on: scored, without error, with a token to learn."""
     return ~np.isnan(joined.reward_N) & ~joined.is_error_N & (joined.num_tokens_N > 0)
-
-
-def join(rollouts: pa.Table, rewards: pa.Table) -> Joined:
-    """Rollouts and rewards by rollout_id; counts are conserved: every rollout has one reward row, and no other is."""
-    reward_rows = _reward_rows(rewards)
-    rollout_ids = rollouts.column("rollout_id").to_pylist()
-    unscored = next((rollout_id for rollout_id in rollout_ids if rollout_id not in reward_rows), None)
-    if unscored is not None:
-        raise ContractError(f"every rollout needs a row of rewards, but {unscored} has none; score the rollouts again")
-    if len(reward_rows) != len(set(rollout_ids)):
-        unknown = next(iter(reward_rows.keys() - set(rollout_ids)))
-        raise ContractError(f"rewards has a row for {unknown}, which rollouts lacks; the tables do not belong together")
-    train = np.flatnonzero([purpose == "train" for purpose in rollouts.column("purpose").to_pylist()])
-    rollouts = rollouts.select([*_READ, "completion_mask"]).take(pa.array(train, pa.int64()))
-    columns = {name: rollouts.column(name).to_pylist() for name in _READ}
-    policy_tokens_S = true_counts(rollouts.column("completion_mask"))
-    first: dict[str, int] = {}
-    for row, rollout_id in enumerate(columns["rollout_id"]):
-        first.setdefault(rollout_id, row)
-    number = {rollout_id: index for index, rollout_id in enumerate(first)}
-    rollout_S = np.array([number[rollout_id] for rollout_id in columns["rollout_id"]], dtype=np.int64)
-    group_ids = [columns["group_id"][row] for row in first.values()]
-    for rollout_id, group_id in zip(first, group_ids, strict=True):
-        if reward_rows[rollout_id]["group_id"] != group_id:
-            raise ContractError(
-                f"group_id of {rollout_id} must be the same in rollouts and rewards, got {group_id!r} and "
-                f"{reward_rows[rollout_id]['group_id']!r}"
-            )
-    group_number: dict[str, int] = {}
-    group_N = [group_number.setdefault(group_id, len(group_number)) for group_id in group_ids]
-
-    def any_segment(flags: list[bool]) -> np.ndarray:
-        return np.bincount(rollout_S, weights=np.array(flags, float), minlength=len(first)) > 0
-
-    return Joined(
-        rollout_ids=list(first),
-        segments=list(zip(rollout_S.tolist(), columns["segment"], strict=True)),
-        group_ids=group_ids,
-        group_N=np.array(group_N, dtype=np.int64),
-        reward_N=np.array([reward_rows[rollout_id]["reward"] for rollout_id in first], dtype=float),
-        components=[reward_rows[rollout_id]["components"] for rollout_id in first],
-        num_tokens_N=np.bincount(rollout_S, weights=policy_tokens_S, minlength=len(first)).astype(np.int64),
-        is_truncated_N=any_segment([reason == "length" for reason in columns["finish_reason"]]),
-        is_error_N=any_segment([status == "error" for status in columns["status"]]),
-        is_expert_N=any_segment([origin == "dataset" for origin in columns["origin"]]),
-        policy_version_N=np.array([columns["policy_version"][row] for row in first.values()], dtype=np.int64),
-    )
-
-
-def _reward_rows(rewards: pa.Table) -> dict[str, dict[str, Any]]:
-    """Rewards by rollout_id; NaN stands for unscored."""
-    rows: dict[str, dict[str, Any]] = {}
-    for row in rewards.select(["rollout_id", "group_id", "reward", "components", "status"]).to_pylist():
-        rollout_id = row["rollout_id"]
-        if rollout_id in rows:
-            raise ContractError(f"rewards must have one row per rollout, got two for {rollout_id}")
-        is_scored = row["status"] == "scored"
-        if is_scored != (row["reward"] is not None) or (is_scored and not np.isfinite(row["reward"])):
-            raise ContractError(
-                f"a reward is a finite number when status is scored and null when unscored, got {row['reward']} with "
-                f"{row['status']} for {rollout_id}"
-            )
-        reward = row["reward"] if is_scored else np.nan
-        rows[rollout_id] = {**row, "reward": reward, "components": dict(row["components"] or [])}
-    return rows
-
-
-def true_counts(masks: pa.ChunkedArray) -> np.ndarray:
-    """int64[S]: how many values of each list are true."""
-    lists = masks.combine_chunks() if masks.num_chunks != 1 else masks.chunk(0)
-    flat = np.asarray(lists.flatten().to_numpy(zero_copy_only=False), dtype=np.int64)
-    ends = np.cumsum(np.asarray(lists.value_lengths().to_numpy(zero_copy_only=False), dtype=np.int64))
-    sums = np.concatenate([[0], np.cumsum(flat)])
-    return np.diff(sums[np.concatenate([[0], ends]).astype(np.int64)])
 
 
 def shaped_rewards(joined: Joined, settings: AlgorithmSettings, max_completion_tokens: int) -> np.ndarray:
@@ -353,6 +298,3 @@ def _length_metrics(joined: Joined, is_completion_N: np.ndarray) -> Metrics:
     if not is_cut.all():
         metrics["completions/mean_terminated_length"] = float(lengths[~is_cut].mean())
     return metrics
-
-
-_READ = ("rollout_id", "segment", "group_id", "finish_reason", "status", "origin", "policy_version")

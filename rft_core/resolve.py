@@ -106,6 +106,7 @@ def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
         ),
         entropy_coefficient=settings.entropy_coefficient or row.entropy_coefficient,
         correction=_correction(row, settings),
+        dynamic_sampling=row.dynamic_sampling if settings.dynamic_sampling is None else settings.dynamic_sampling,
         preference=resolve_preference(row.preference, row.name, settings.preference),
     )
     if not any(term.rows == "own" for term in algorithm.terms):
@@ -116,6 +117,7 @@ def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
         _refuse_old_source(before, term, settings)
     _refuse_advantage(algorithm, settings)
     _refuse_rewards(settings)
+    _refuse_resampling(algorithm, settings)
     _refuse_kl(algorithm, settings)
     _refuse_correction(algorithm, settings)
     return algorithm
@@ -268,6 +270,14 @@ def _refuse_rewards(settings: AlgorithmSettings) -> None:
     low, high = settings.reward_clip_low, settings.reward_clip_high
     if low is not None and high is not None and low >= high:
         raise SettingsError(f"algorithm.reward_clip_low must be below reward_clip_high, got {low:g} and {high:g}")
+
+
+def _refuse_resampling(algorithm: Algorithm, settings: AlgorithmSettings) -> None:
+    if algorithm.dynamic_sampling and not algorithm.samples:
+        raise SettingsError(f"algorithm.dynamic_sampling has no effect: {algorithm.name} takes what the data gives")
+    for name in ("filter_on", "max_resample_rounds"):
+        if _is_set(settings, name) and not algorithm.dynamic_sampling:
+            raise SettingsError(f"algorithm.{name} has no effect without dynamic_sampling")
 
 
 def _refuse_kl(algorithm: Algorithm, settings: AlgorithmSettings) -> None:

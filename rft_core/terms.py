@@ -128,6 +128,7 @@ class Algorithm:
     correction: Correction = field(default_factory=Correction)
     records: tuple[str, ...] = ("prompts",)
     preference: Preference | None = None
+    dynamic_sampling: bool = False  # groups without signal are replaced by those of fresh prompts
     head: str = "causal"  # of the model that is trained: a key of score_policy.POLICIES
     positions: str = "tokens"  # which tokens of a completion are trained: a key of train_rows.POSITIONS
     # Settings of the advantage that the row sets where the recipe leaves them null.
@@ -138,6 +139,11 @@ class Algorithm:
         if callable(self.advantage):
             return bool(getattr(self.advantage, "compares_groups", False))
         return self.advantage in GROUP_ESTIMATORS
+
+    @property
+    def has_baselines(self) -> bool:
+        """Whether each prompt needs a greedy completion beside the sampled ones."""
+        return self.advantage == "greedy_baseline"
 
     @property
     def samples(self) -> bool:

@@ -13,13 +13,14 @@ from rft_core.seeds import derive
 from tasks.context import RunContext, opened
 from tasks.policy import algorithm_identity
 from tasks.progress import Summary
+from tasks.rounds import read_all
 from tasks.semantics import SEMANTICS
 from tasks.stage import Slot, commit, report, reuse, stage_task, write
 
 
 @stage_task("advantages")
-def assign_credit(run: str, slot: Slot, rollouts: TableRef, rewards: TableRef) -> State[TableRef]:
-    """Advantages of one step, with the reason of every row that is not trained."""
+def assign_credit(run: str, slot: Slot, rollouts: list[TableRef], rewards: list[TableRef]) -> State[TableRef]:
+    """Advantages of one step over all its rounds, with the reason of every row that is not trained."""
     context = opened(run)
     began = time.monotonic()
     recipe = context.recipe
@@ -29,9 +30,12 @@ def assign_credit(run: str, slot: Slot, rollouts: TableRef, rewards: TableRef) -
         "current_version": slot.step - 1,
         "component_weights": recipe.component_weights,
     }
+    if context.algorithm.dynamic_sampling:
+        settings["max_groups"] = recipe.rollout.prompts_per_step
+    inputs = [*rollouts, *rewards]
     key = content_key(
         "advantages",
-        inputs=[rollouts, rewards],
+        inputs=inputs,
         settings=settings,
         identity=algorithm_identity(context),
         seed=recipe.seed,
@@ -41,15 +45,16 @@ def assign_credit(run: str, slot: Slot, rollouts: TableRef, rewards: TableRef) -
     reused = refs is not None
     if refs is None:
         table, metrics = compute_advantages(
-            context.store.read(rollouts),
-            context.store.read(rewards),
+            read_all(context, rollouts),
+            read_all(context, rewards),
             recipe.algorithm,
             recipe.rollout.max_completion_tokens,
             slot.step - 1,
             component_weights=recipe.component_weights,
+            max_groups=recipe.rollout.prompts_per_step,
             seed=derive(recipe.seed, "advantages", slot.step),
         )
-        refs = {"advantages": write(context, "advantages", key, table, [rollouts, rewards], settings, metrics=metrics)}
+        refs = {"advantages": write(context, "advantages", key, table, inputs, settings, metrics=metrics)}
     commit(context, slot, refs, began=began, reused=reused)
     return report(context, slot, _summary(context, refs["advantages"]), refs["advantages"], reused)
 

@@ -25,6 +25,7 @@ from data_contracts.retention import committing, replay_inputs
 from rft_core.config import AlgorithmSettings, RolloutSettings
 from rft_core.errors import ReplayMismatch, SettingsError
 from tasks.context import PHASE, RunContext
+from tasks.rounds import read_all
 from tasks.semantics import SEMANTICS
 
 if TYPE_CHECKING:
@@ -163,13 +164,13 @@ class Policies:
         began = time.monotonic()
         stored = context.store.read(entry.refs["updates"])
         provenance = context.store.manifest(entry.refs["updates"])["provenance"]
-        rollouts, advantages = replay_inputs(context.store, entry)[:2]
+        *rollouts, advantages = replay_inputs(context.store, entry)
         before = PolicyRef(provenance["parent_policy"], entry.step - 1)
         self.begin_update()
         made = run_update(
             context,
             state,
-            context.store.read(rollouts),
+            read_all(context, rollouts),
             context.store.read(advantages),
             before if provenance.get("parent_is_exact", True) else inexact(before),
             provenance["settings"],

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from prefect.client.schemas.objects import State
 
 from data_contracts.refs import TableRef, content_key
@@ -16,6 +18,7 @@ from rft_core.config import Recipe
 from rft_core.data.prompt_order import USES_STATS, Measured, light_columns, select_prompts, with_difficulty
 from rft_core.data.prompt_stats import update_stats
 from rft_core.data.settings import DataSettings
+from rft_core.seeds import derive, permutation
 from tasks.context import PHASE, RunContext, opened
 from tasks.progress import Summary
 from tasks.semantics import SEMANTICS
@@ -73,10 +76,14 @@ def history_of(context: RunContext, step: int) -> History | None:
     if recipe.data.order not in USES_STATS:
         return None
 
-    def table(number: int, stage: str) -> TableRef:
-        entry = context.ledger.get(PHASE, number, stage)
+    def table(number: int, stage: str, round_: int) -> TableRef:
+        entry = context.ledger.get(PHASE, number, stage, round_)
         assert entry is not None, f"the flow makes {stage} of step {number} before it asks for prompts of step {step}"
         return only(entry.refs, stage)
+
+    def rounds(number: int) -> list[int]:
+        """The rounds of prompts that a step took."""
+        return [entry.round for entry in context.ledger.entries("prompts", PHASE) if entry.step == number]
 
     before = context.ledger.get(PHASE, step - 1, "prompts")
     covered = before.notes.get(STATS_THROUGH, 0) if before is not None else 0
@@ -85,23 +92,30 @@ def history_of(context: RunContext, step: int) -> History | None:
     return History(
         stats=before.refs.get("prompt_stats") if before is not None else None,
         finished=tuple(
-            FinishedStep(number, table(number, "prompts"), table(number, "rollouts"), table(number, "rewards"))
+            FinishedStep(number, *(table(number, stage, round_) for stage in ("prompts", "rollouts", "rewards")))
             for number in range(covered + 1, through + 1)
+            for round_ in rounds(number)
         ),
-        under_way=tuple(table(number, "prompts") for number in range(through + 1, step)),
+        under_way=tuple(
+            table(number, "prompts", round_) for number in range(through + 1, step) for round_ in rounds(number)
+        ),
         through=through,
     )
 
 
 @stage_task("prompts")
-def choose_prompts(run: str, slot: Slot, dataset: TableRef, history: History | None = None) -> State[TableRef]:
-    """The train prompts of one step: an explicit input of its rollouts."""
+def choose_prompts(
+    run: str, slot: Slot, dataset: TableRef, history: History | None = None, taken: list[TableRef] | None = None
+) -> State[TableRef]:
+    """The train prompts of one step: an explicit input of its rollouts. `taken` are those of its earlier rounds."""
     context = opened(run)
     began = time.monotonic()
-    keys = _keys(context, slot, dataset, history)
+    keys = _keys(context, slot, dataset, history, taken or [])
     refs = reuse(context, slot, keys)
     reused = refs is not None
-    if refs is None:
+    if refs is None and taken:
+        refs = _fresh(context, slot, keys, dataset, taken)
+    elif refs is None:
         refs = _chosen(context, slot, keys, dataset, history)
     if history is not None and history.stats is not None:
         refs = {"prompt_stats": history.stats, **refs}
@@ -114,10 +128,14 @@ def choose_prompts(run: str, slot: Slot, dataset: TableRef, history: History | N
     return report(context, slot, summary, refs[record], reused)
 
 
-def _keys(context: RunContext, slot: Slot, dataset: TableRef, history: History | None) -> dict[str, str]:
+def _keys(
+    context: RunContext, slot: Slot, dataset: TableRef, history: History | None, taken: list[TableRef]
+) -> dict[str, str]:
     common: dict[str, Any] = {"identity": {}, "seed": context.recipe.seed, "semantics": SEMANTICS["prompts"]}
-    inputs = [dataset, *(history.refs if history is not None else [])]
+    inputs = [dataset, *(history.refs if history is not None else []), *taken]
     settings = _settings(context.recipe, slot)
+    if slot.round:
+        settings["round"] = slot.round
     record = dataset_record(context.recipe.data)
     keys = {record: content_key(record, inputs=inputs, settings=settings, **common)}
     if history is not None and history.finished:
@@ -180,6 +198,22 @@ def _chosen(
     record = dataset_record(recipe.data)
     refs[record] = write(context, record, keys[record], prompts, inputs, _settings(recipe, slot))
     return refs
+
+
+def _fresh(
+    context: RunContext, slot: Slot, keys: dict[str, str], dataset: TableRef, taken: list[TableRef]
+) -> dict[str, TableRef]:
+    """Train prompts that no earlier round of the step took, by lot; fewer where the data set has no more."""
+    recipe, store = context.recipe, context.store
+    used = pa.chunked_array([column for ref in taken for column in store.read(ref, ["prompt_id"])["prompt_id"].chunks])
+    table = store.read(dataset, ["prompt_id", "split"])
+    is_free = pc.and_(pc.equal(table["split"], "train"), pc.invert(pc.is_in(table["prompt_id"], value_set=used)))
+    free = pc.indices_nonzero(is_free).to_numpy().astype(np.int64)
+    order = permutation(derive(recipe.seed, "resample", slot.step, slot.round), len(free))
+    rows = free[order[: recipe.rollout.prompts_per_step]]
+    settings = {**_settings(recipe, slot), "round": slot.round}
+    written = write(context, "prompts", keys["prompts"], store.take(dataset, rows), [dataset, *taken], settings)
+    return {"prompts": written}
 
 
 @lru_cache(maxsize=1)

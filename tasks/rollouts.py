@@ -20,6 +20,7 @@ from rft_core.environments import RolloutPlan, plan_blocks, roll_out
 from rft_core.errors import RolloutsFailed
 from tasks.context import RunContext, opened
 from tasks.progress import Summary
+from tasks.rounds import BASELINE
 from tasks.scoring import BlockScorer
 from tasks.semantics import SEMANTICS
 from tasks.stage import Slot, commit, first_validation, report, reuse, stage_task
@@ -57,17 +58,20 @@ def generate_rollouts(run: str, slot: Slot, prompts: TableRef, policy: PolicyRef
 
 
 def training_plan(context: RunContext, slot: Slot, policy: PolicyRef) -> RolloutPlan:
+    """Round BASELINE is one greedy completion per prompt, every other one samples groups."""
     rollout = context.recipe.rollout
+    is_baseline = slot.round == BASELINE
     sampling = Sampling(rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_completion_tokens)
+    greedy = Sampling(0.0, 1.0, 0, rollout.max_completion_tokens)
     return RolloutPlan(
         step=slot.step,
         round=slot.round,
-        purpose="train",
-        group_size=rollout.group_size,
-        sampling=sampling,
+        purpose="baseline" if is_baseline else "train",
+        group_size=1 if is_baseline else rollout.group_size,
+        sampling=greedy if is_baseline else sampling,
         run_seed=context.recipe.seed,
         policy=policy,
-        id_prefix=f"step-{slot.step:05d}",
+        id_prefix=f"step-{slot.step:05d}" + "-greedy" * is_baseline,
     )
 
 

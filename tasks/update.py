@@ -13,17 +13,18 @@ from tasks.context import PHASE, RunContext, opened
 from tasks.policy import inexact, run_update, update_settings, updated_policy_id
 from tasks.progress import Summary
 from tasks.retention import is_kept_for_good, prune_checkpoints
+from tasks.rounds import read_all
 from tasks.stage import Slot, commit, report, reuse, stage_task, write
 
 
 @stage_task("update")
-def update_policy(run: str, slot: Slot, rollouts: TableRef, advantages: TableRef) -> State[PolicyRef]:
+def update_policy(run: str, slot: Slot, rollouts: list[TableRef], advantages: TableRef) -> State[PolicyRef]:
     """One policy update. The resident policy is dirty while it runs."""
     context = opened(run)
     began = time.monotonic()
     before = context.policy(slot.step - 1)
     settings = update_settings(context)
-    key = updated_policy_id(before, [rollouts, advantages], settings)
+    key = updated_policy_id(before, [*rollouts, advantages], settings)
     refs = reuse(context, slot, {"updates": key})
     reused = refs is not None
     if refs is None:
@@ -32,12 +33,12 @@ def update_policy(run: str, slot: Slot, rollouts: TableRef, advantages: TableRef
         trained = before if is_exact else inexact(before)
         context.policies.begin_update()
         paths = context.recipe.algorithm.paths()
-        tables = context.store.read(rollouts), context.store.read(advantages)
+        tables = read_all(context, rollouts), context.store.read(advantages)
         table = run_update(context, state, *tables, trained, settings, slot.name, paths)
         parent: dict[str, Any] = {"parent_policy": before.policy_id, "parent_is_exact": is_exact}
         if paths:
             parent["algorithm_paths"] = paths  # for a replay: what is read there is held against the settings
-        ref = write(context, "updates", key, table, [rollouts, advantages], settings, **parent)
+        ref = write(context, "updates", key, table, [*rollouts, advantages], settings, **parent)
         refs = {"updates": ref}
     made = PolicyRef(refs["updates"].key, slot.step)
     commit(context, slot, refs, began=began, reused=reused, policy=made)

@@ -100,11 +100,13 @@ ADVANTAGES = {
     "shifted_mean": lambda group, everything, spec: (
         group.rewards - (np.mean(group.rewards) + spec["baseline_shift"]) if len(group.rewards) > 1 else np.zeros(1)
     ),
+    # The greedy completion of each prompt is rewarded by a tenth of its group's longest completion.
+    "greedy_baseline": lambda group, everything, spec: group.rewards - max(group.lengths) / 10,
     "group_mean_batch_whiten": lambda group, everything, spec: group.rewards - np.mean(group.rewards),
     "group_mean_rescaled": lambda group, everything, spec: group.rewards - np.mean(group.rewards),
 }
 
-IS_GROUP_ESTIMATOR = {name: name not in ("none", "shifted_mean") for name in ADVANTAGES}
+IS_GROUP_ESTIMATOR = {name: name not in ("none", "shifted_mean", "greedy_baseline") for name in ADVANTAGES}
 WHITENED = ("per_component", "group_mean_batch_whiten")
 
 

@@ -51,6 +51,7 @@ DEFAULTS = {
 ALGORITHMS = {
     "grpo": {"aggregation": "sequence_mean"},
     "dr_grpo": {"aggregation": "constant_length"},
+    "dapo": {"clip_low": 0.2, "clip_high": 0.28},
     "gspo": {"level": "sequence_geometric", "clip_low": 0.0003, "clip_high": 0.0004, "aggregation": "sequence_mean"},
     "luspo": {"level": "sequence_geometric", "clip_low": 0.002, "clip_high": 0.0025, "aggregation": "sequence_sum"},
     "gmpo": {
@@ -68,6 +69,7 @@ ALGORITHMS = {
         "aggregation": "sequence_mean",
     },
     "reinforce": {"surrogate": "logprob", "aggregation": "sequence_sum"},
+    "remax": {"surrogate": "logprob", "aggregation": "sequence_sum"},
     "maxrl": {"surrogate": "logprob", "aggregation": "sequence_sum"},
     "opo": {"surrogate": "logprob", "aggregation": "sequence_sum"},
     "gpg": {"surrogate": "logprob"},

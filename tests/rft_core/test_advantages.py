@@ -25,11 +25,16 @@ def credits_of(rewards, groups, lengths=None, draws=None, components=None) -> Cr
     """Without components the rewards themselves are the only one."""
     values = floats(rewards)
     scores = {name: floats(scores) for name, scores in (components or {"a": rewards}).items()}
+    group_N, length_N = np.array(groups, dtype=np.int64), np.array(lengths or [1] * len(values))
+    scored = [(group, length) for group, length, value in zip(groups, length_N, values, strict=True) if value == value]
     return Credits(
         values,
-        np.array(groups, dtype=np.int64),
+        group_N,
         ~np.isnan(values),
-        length_N=np.array(lengths or [1] * len(values)),
+        length_N=length_N,
+        baseline_N=np.array(
+            [max((size for other, size in scored if other == group), default=0) / 10 for group in groups]
+        ),
         draw_N=np.array(draws or [0.0] * len(values)),
         components=scores,
         component_weights=WEIGHTS,
@@ -58,6 +63,7 @@ BY_HAND = {
     "per_component": [1.0, -1.0, -1.0, 1.0, 0.0],
     "log_mean_exp": [0.5, -0.5, -0.5, 0.5, 0.0],
     "shifted_mean": [0.6, -0.4, -0.4, 0.6, 0.0],
+    "greedy_baseline": [0.4, -0.6, -0.6, 0.4, 2.5],  # baselines .6 and .5
     "group_mean_batch_whiten": [1.0, -1.0, -1.0, 1.0, 0.0],  # by sqrt(4 x .25 / 4)
     "group_mean_rescaled": [0.5, -0.5, -0.5, 0.5, 0.0],  # the singleton is too small to count
 }

@@ -45,6 +45,7 @@ def test_rows_use_known_parts_and_resolve_to_themselves(name):
 # advantage, level, gate, surrogate, aggregation, anchor, and the row's own numbers
 ROWS_OF_THE_SPEC = {
     "grpo": ("group_zscore", "token", "none", "clipped", "sequence_mean", "old", {"clip_low": 0.2, "clip_high": 0.2}),
+    "dapo": ("group_zscore", "token", "none", "clipped", "token_mean", "old", {"clip_low": 0.2, "clip_high": 0.28}),
     "dr_grpo": ("group_mean", "token", "none", "clipped", "constant_length", "old", {"clip_low": 0.2}),
     "gspo": (
         "group_zscore",
@@ -93,6 +94,7 @@ ROWS_OF_THE_SPEC = {
         {"soft_gate_positive": 1.0, "soft_gate_negative": 1.05},
     ),
     "reinforce": ("none", "token", "none", "logprob", "sequence_sum", "old", {}),
+    "remax": ("greedy_baseline", "token", "none", "logprob", "sequence_sum", "old", {}),
     "maxrl": ("reward_over_mean", "token", "none", "logprob", "sequence_sum", "old", {}),
     "opo": ("length_weighted_mean", "token", "none", "logprob", "sequence_sum", "old", {}),
     "gpg": ("group_mean_rescaled", "token", "none", "logprob", "token_mean", "old", {}),

@@ -234,6 +234,7 @@ UP, FAR, DOWN = math.exp(0.1), math.exp(0.5), math.exp(-0.3)
 LOSSES_BY_HAND = {
     "grpo": ((-UP - 1.2) / 2 + 0.8) / 2,  # clipped at 1.2 and .8
     "dr_grpo": (-UP - 1.2 + 0.8) / (2 * 4),
+    "dapo": (-UP - 1.28 + 0.8) / 3,
     "gspo": (-1.0004 + 0.9997) / 2,  # row ratios e^.3 and e^-.3, both clipped
     "luspo": (2 * -1.0025 + 0.998) / 2,  # each row as often as it has tokens
     "gmpo": (-math.exp(0.25) + DOWN) / 2,  # .1 and .4, mean .25
@@ -241,6 +242,7 @@ LOSSES_BY_HAND = {
     "scale_rl": (UP + FAR - DOWN) / 3,
     # -A lp with lp = -1: 1 + 1 - 1, over 2 rows or 3 tokens
     "reinforce": 1 / 2,
+    "remax": 1 / 2,
     "maxrl": 1 / 2,
     "opo": 1 / 2,
     "gpg": 1 / 3,
