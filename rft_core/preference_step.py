@@ -233,8 +233,9 @@ def preference_metrics(sums: dict[str, float]) -> dict[str, float | None]:
         "logps_chosen": mean("logp_chosen", "count_chosen"),
         "logps_rejected": mean("logp_rejected", "count_rejected"),
     }
-    if means["rewards_margin"] is None and None not in (means["rewards_chosen"], means["rewards_rejected"]):
-        means["rewards_margin"] = means["rewards_chosen"] - means["rewards_rejected"]  # type: ignore[operator]
+    chosen, rejected = means["rewards_chosen"], means["rewards_rejected"]
+    if means["rewards_margin"] is None and chosen is not None and rejected is not None:
+        means["rewards_margin"] = chosen - rejected  # completions that are not paired
     return means
 
 
