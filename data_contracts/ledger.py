@@ -32,6 +32,7 @@ STAGES = (
     "prompts",
     "rollouts",
     "rewards",
+    "token-scores",
     "advantages",
     "update",
     "checkpoint",

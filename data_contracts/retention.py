@@ -41,6 +41,7 @@ LAST_READER = {
     "prompts": "rewards",
     "rollouts": "update",
     "rewards": "advantages",
+    "token-scores": "advantages",
     "advantages": "update",
     "evaluation-rollouts": "evaluation",
     "evaluation-rewards": "evaluation",

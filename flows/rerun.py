@@ -37,6 +37,7 @@ PINNED: dict[str, tuple[str, ...]] = {
 }
 EVERY_STAGE = (
     *PINNED["update"],
+    "token-scores",
     "update",
     "checkpoint",
     "evaluation-rollouts",

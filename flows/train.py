@@ -23,7 +23,7 @@ from flows.orphans import crash_flow_run
 from flows.root import flow_root
 from rft_core.config import Recipe
 from tasks.advantages import assign_credit
-from tasks.context import RunContext
+from tasks.context import PHASE, RunContext
 from tasks.data import validate_data
 from tasks.evaluation import measure_policy
 from tasks.given import measure_likelihood, read_rewards, render_rollouts
@@ -34,6 +34,7 @@ from tasks.rollouts import GREEDY, SAMPLED, generate_rollouts
 from tasks.rounds import BASELINE, may_generate, wants_another
 from tasks.runs import close_run, open_run
 from tasks.stage import Slot, artifact_key, run_stage
+from tasks.token_scores import score_tokens
 from tasks.update import update_policy
 
 DATE = "{date}"
@@ -84,8 +85,9 @@ def train_steps(context: RunContext) -> dict[str, Any]:
         made = rounds.pop(step)
         rewards = [round_.rewards or score_round(context, step, round_) for round_ in made]
         rollouts = [round_.rollouts for round_ in made]
-        advantages: TableRef = run_stage(context, assign_credit, Slot(step, "advantages"), rollouts, rewards)
         trained = [round_.rollouts for round_ in made if round_.number != BASELINE]
+        scores = scores_for_credit(context, step, trained)
+        advantages: TableRef = run_stage(context, assign_credit, Slot(step, "advantages"), rollouts, rewards, scores)
         run_stage(context, update_policy, Slot(step, "update"), trained, advantages)
         if is_evaluated(context, step):
             evaluate_policy(context, dataset, step)
@@ -128,6 +130,14 @@ def score_round(context: RunContext, step: int, round_: Round) -> TableRef:
     slot = Slot(step, "rewards", round_.number)
     rewards: TableRef = run_stage(context, score, slot, round_.rollouts, round_.prompts)
     return rewards
+
+
+def scores_for_credit(context: RunContext, step: int, rollouts: list[TableRef]) -> TableRef | None:
+    """Logprobs that the algorithm's credit needs; null where it needs none, or the credit is there already."""
+    if not context.algorithm.reward_kl or context.ledger.get(PHASE, step, "advantages") is not None:
+        return None
+    scores: TableRef = run_stage(context, score_tokens, Slot(step, "token-scores"), rollouts)
+    return scores
 
 
 def fill_up(context: RunContext, dataset: TableRef, step: int, rounds: list[Round]) -> list[Round]:

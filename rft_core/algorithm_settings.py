@@ -51,6 +51,8 @@ class AlgorithmSettings(Settings):
         "sapo",
         "dapo",
         "reinforce",
+        "rloo",
+        "reinforce_plus_plus",
         "remax",
         "reinforce_plus_plus_baseline",
         "maxrl",
@@ -117,6 +119,7 @@ class AlgorithmSettings(Settings):
             "log_mean_exp",
             "shifted_mean",
             "greedy_baseline",
+            "batch_whiten",
             "group_mean_batch_whiten",
             "group_mean_rescaled",
             "custom",
@@ -147,6 +150,7 @@ class AlgorithmSettings(Settings):
     baseline: Literal["mean", "log_mean_exp"] = Field(
         "mean", description="log_mean_exp: the group's mean, or tau ln mean exp(R / tau)."
     )
+    gamma: float = Field(1.0, gt=0, le=1, description="batch_whiten: discount of later tokens' rewards.")
     tau: float = Field(1.0, gt=0, description="opmd: temperature of the baseline log_mean_exp, and of the loss.")
     baseline_shift: float = Field(
         -0.1, description="shifted_mean: added to the group's mean; below 0 it leans on successes."
@@ -317,6 +321,11 @@ class AlgorithmSettings(Settings):
     )
     correction_reduction: Literal["mean", "sum"] = Field(
         "mean", description="correction_level sequence: mean or sum of the log ratios; a sum explodes with length."
+    )
+    reward_kl_coefficient: float | None = Field(
+        None,
+        ge=0,
+        description="Weight of the KL (k1) taken from the reward; null takes the row's.",
     )
     dynamic_sampling: bool | None = Field(
         None, description="Groups without signal are replaced by those of fresh prompts; null takes the row's."

@@ -94,6 +94,13 @@ POLICY_GRADIENT_ALGORITHMS = {
             terms=(Term(surrogate="logprob", aggregation="sequence_sum"),),
         ),
         Algorithm(
+            name="rloo",
+            source="RLOO, arXiv 2402.14740: leave-one-out baseline of rewards that hold the KL of the whole completion",
+            advantage="leave_one_out",
+            terms=(Term(surrogate="logprob", aggregation="sequence_sum"),),
+            reward_kl=0.03,
+        ),
+        Algorithm(
             name="remax",
             source="ReMax, arXiv 2310.10505, section 4: the baseline is the reward of the prompt's greedy completion",
             advantage="greedy_baseline",
@@ -118,6 +125,13 @@ POLICY_GRADIENT_ALGORITHMS = {
             terms=(Term(surrogate="logprob", aggregation="token_mean"),),
         ),
         # Other advantages under the clipped ratio
+        Algorithm(
+            name="reinforce_plus_plus",
+            source="REINFORCE++, arXiv 2501.03262: returns of tokens, whitened over the step; KL in the reward",
+            advantage="batch_whiten",
+            terms=(Term(aggregation="token_mean"),),
+            reward_kl=0.01,
+        ),
         Algorithm(
             name="reinforce_plus_plus_baseline",
             source="REINFORCE++-baseline, arXiv 2501.03262: the group's mean goes, the step's deviation divides",

@@ -6,7 +6,7 @@ Shapes: S rows of rollouts (segments) with purpose train; N rollouts (a rollout 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,21 @@ from rft_core.advantages import ADVANTAGES, Credits, has_no_signal, is_flat, std
 from rft_core.algorithm_settings import AlgorithmSettings
 from rft_core.errors import ContractError
 from rft_core.joined import Joined, join
-from rft_core.pairing import CHOSEN, DESIRABLE_FROM, PAIRINGS, Roles
+from rft_core.pairing import CHOSEN, PAIRINGS, Roles
 from rft_core.resampling import groups_with_signal
 from rft_core.resolve import resolve_algorithm
 from rft_core.rewards.given import MARGIN
 from rft_core.seeds import derive
 from rft_core.terms import Algorithm
+from rft_core.token_credit import (
+    TOKEN_ADVANTAGES,
+    Gaps,
+    Masks,
+    policy_masks,
+    reference_gaps,
+    with_step_labels,
+    with_token_credit,
+)
 
 # Of two reasons the earlier one is given. Rows before group_too_small enter no statistic, masked truncated ones do.
 DROP_REASONS = ("unscored", "filtered", "stale", "truncated", "group_too_small", "zero_variance")
@@ -39,6 +48,7 @@ def compute_advantages(
     current_version: int,
     *,
     component_weights: Mapping[str, float] | None = None,
+    token_scores: pa.Table | None = None,
     max_groups: int | None = None,
     seed: int = 0,
 ) -> tuple[pa.Table, Metrics]:
@@ -52,7 +62,9 @@ def compute_advantages(
     algorithm = resolve_algorithm(settings)
     settings = algorithm.filled(settings)
     joined = join(rollouts, rewards)
-    final_N = shaped_rewards(joined, settings, max_completion_tokens)
+    masks = policy_masks(rollouts)
+    gaps = _gaps(algorithm, token_scores, masks)
+    final_N = shaped_rewards(joined, settings, max_completion_tokens) - _summed_kl(joined, algorithm, masks, gaps)
     reasons, is_counted_N = _exclusions(joined, settings, current_version)
     if algorithm.dynamic_sampling:
         is_counted_N &= _kept_groups(joined, rewards, settings, max_groups, reasons)
@@ -70,13 +82,9 @@ def compute_advantages(
         components=joined.component_values(),
         component_weights=component_weights or {},
     )
-    estimator = algorithm.advantage if callable(algorithm.advantage) else ADVANTAGES[algorithm.advantage]
-    advantage_N = estimator(credits, settings)
+    advantage_N = _estimator(algorithm)(credits, settings)
     flat_share = _note_groups(credits, algorithm, settings, reasons)
-    is_given_N = joined.is_expert_N & _usable(joined)
-    for row in np.flatnonzero(is_given_N):
-        reasons[row] = "none" if algorithm.takes_given else "filtered"
-    advantage_N = np.where(is_given_N, final_N, advantage_N)
+    advantage_N = _with_given(joined, algorithm, final_N, advantage_N, reasons)
     roles = _roles(algorithm, joined, final_N, reasons)
     advantage_N = advantage_N if roles is None else roles.sign_N
     is_trained_N = np.array([reason in ("none", "zero_variance") for reason in reasons], dtype=bool)
@@ -84,13 +92,42 @@ def compute_advantages(
     table = _table(joined, advantage_N, is_trained_N, reasons, roles)
     if algorithm.positions == "steps":
         table = with_step_labels(table, rollouts, rewards)
+    if algorithm.advantage in TOKEN_ADVANTAGES:
+        reward_of = dict(zip(joined.rollout_ids, final_N.tolist(), strict=True))
+        table = with_token_credit(table, masks, reward_of, gaps, algorithm, settings)
     metrics = _metrics(joined, settings, final_N, is_trained_N, reasons)
-    if algorithm.preference is not None and algorithm.preference.unit == "pairs" and roles is not None:
-        metrics |= {"pairs": int(roles.pair_N.max(initial=-1)) + 1, "pairs/ties": roles.num_ties}
-    metrics["frac_reward_zero_std"] = flat_share
-    if settings.drop != "none" and len(reasons):
-        metrics["share/surplus"] = float(surplus_rows(credits, settings).mean())
-    return table, metrics
+    return table, metrics | _group_metrics(algorithm, settings, credits, roles, flat_share)
+
+
+def _estimator(algorithm: Algorithm) -> Callable[[Credits, AlgorithmSettings], np.ndarray]:
+    if callable(algorithm.advantage):
+        return algorithm.advantage
+    return ADVANTAGES["none"] if algorithm.advantage in TOKEN_ADVANTAGES else ADVANTAGES[algorithm.advantage]
+
+
+def _gaps(algorithm: Algorithm, token_scores: pa.Table | None, masks: Masks) -> Gaps | None:
+    """old - reference of each token, where the reward holds their KL. Raises ContractError when they are missing."""
+    if not algorithm.reward_kl:
+        return None
+    if token_scores is None:
+        raise ContractError(f"{algorithm.name} takes the KL from the reward and needs token_scores, got none")
+    gaps = reference_gaps(token_scores)
+    missing = next((key for key, mask in masks.items() if len(mask) and len(gaps.get(key, ())) != len(mask)), None)
+    if missing is not None:
+        raise ContractError(f"token_scores must be aligned with the completion of {missing}, found otherwise")
+    return gaps
+
+
+def _summed_kl(joined: Joined, algorithm: Algorithm, masks: Masks, gaps: Gaps | None) -> np.ndarray:
+    """float64[N]: what is taken from the reward of each whole completion; 0 where credit is per token."""
+    total_N = np.zeros(len(joined.rollout_ids))
+    if gaps is None or algorithm.advantage in TOKEN_ADVANTAGES:
+        return total_N
+    for rollout, segment in joined.segments:
+        key = (joined.rollout_ids[rollout], segment)
+        if len(masks[key]):
+            total_N[rollout] += algorithm.reward_kl * gaps[key][masks[key]].sum()
+    return total_N
 
 
 def _kept_groups(
@@ -154,25 +191,25 @@ def _roles(algorithm: Algorithm, joined: Joined, final_N: np.ndarray, reasons: l
     return roles
 
 
-def with_step_labels(advantages: pa.Table, rollouts: pa.Table, rewards: pa.Table) -> pa.Table:
-    """token_advantages of 1 at the end of a good step and -1 at that of a bad one, 0 elsewhere; a step is good from a
-    step reward of 0.5. Raises ContractError for a rollout without step rewards."""
-    labels = {row["rollout_id"]: row for row in rewards.select(["rollout_id", "step_ends", "step_rewards"]).to_pylist()}
-    columns = ["rollout_id", "segment", "completion_mask"]
-    lengths = {
-        (row["rollout_id"], row["segment"]): len(row["completion_mask"]) for row in rollouts.select(columns).to_pylist()
-    }
-    values = []
-    for row in advantages.select(["rollout_id", "segment"]).to_pylist():
-        found = labels[row["rollout_id"]]
-        if found["step_rewards"] is None:
-            raise ContractError(f"rollout {row['rollout_id']} must have step_rewards, found none")
-        credit = np.zeros(lengths[row["rollout_id"], row["segment"]], np.float32)
-        credit[found["step_ends"]] = np.where(np.array(found["step_rewards"]) >= DESIRABLE_FROM, 1.0, -1.0)
-        values.append(credit)
-    name = "token_advantages"
-    column = pa.array(values, advantages.schema.field(name).type)
-    return advantages.set_column(advantages.schema.get_field_index(name), advantages.schema.field(name), column)
+def _with_given(
+    joined: Joined, algorithm: Algorithm, final_N: np.ndarray, advantage_N: np.ndarray, reasons: list[str]
+) -> np.ndarray:
+    """Advantages with the reward itself for completions that the data gives, whose reasons are noted."""
+    is_given_N = joined.is_expert_N & _usable(joined)
+    for row in np.flatnonzero(is_given_N):
+        reasons[row] = "none" if algorithm.takes_given else "filtered"
+    return np.where(is_given_N, final_N, advantage_N)
+
+
+def _group_metrics(
+    algorithm: Algorithm, settings: AlgorithmSettings, credits: Credits, roles: Roles | None, flat_share: float
+) -> Metrics:
+    metrics: Metrics = {"frac_reward_zero_std": flat_share}
+    if roles is not None and algorithm.preference is not None and algorithm.preference.unit == "pairs":
+        metrics |= {"pairs": int(roles.pair_N.max(initial=-1)) + 1, "pairs/ties": roles.num_ties}
+    if settings.drop != "none" and len(credits.reward_N):
+        metrics["share/surplus"] = float(surplus_rows(credits, settings).mean())
+    return metrics
 
 
 def _usable(joined: Joined) -> np.ndarray:

@@ -55,7 +55,8 @@ READ_BY: dict[str, tuple[str, frozenset[str]]] = {
 
 # Setting -> advantages that read it.
 ADVANTAGE_READ_BY = {
-    "whiten_ddof": ("per_component", "group_mean_batch_whiten"),
+    "whiten_ddof": ("per_component", "group_mean_batch_whiten", "batch_whiten"),
+    "gamma": ("batch_whiten",),
     "pass_at_k_over_std": ("pass_at_k",),
     "baseline": ("log_mean_exp",),
     "baseline_shift": ("shifted_mean",),
@@ -106,6 +107,7 @@ def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
         ),
         entropy_coefficient=settings.entropy_coefficient or row.entropy_coefficient,
         correction=_correction(row, settings),
+        reward_kl=row.reward_kl if settings.reward_kl_coefficient is None else settings.reward_kl_coefficient,
         dynamic_sampling=row.dynamic_sampling if settings.dynamic_sampling is None else settings.dynamic_sampling,
         preference=resolve_preference(row.preference, row.name, settings.preference),
     )
@@ -273,6 +275,10 @@ def _refuse_rewards(settings: AlgorithmSettings) -> None:
 
 
 def _refuse_resampling(algorithm: Algorithm, settings: AlgorithmSettings) -> None:
+    if algorithm.reward_kl and (not algorithm.samples or algorithm.preference is not None):
+        raise SettingsError(f"algorithm.reward_kl_coefficient has no effect: {algorithm.name} compares or imitates")
+    if algorithm.reward_kl and algorithm.advantage == "per_component":
+        raise SettingsError("algorithm.reward_kl_coefficient has no effect: advantage per_component reads components")
     if algorithm.dynamic_sampling and not algorithm.samples:
         raise SettingsError(f"algorithm.dynamic_sampling has no effect: {algorithm.name} takes what the data gives")
     for name in ("filter_on", "max_resample_rounds"):

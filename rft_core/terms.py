@@ -128,6 +128,7 @@ class Algorithm:
     correction: Correction = field(default_factory=Correction)
     records: tuple[str, ...] = ("prompts",)
     preference: Preference | None = None
+    reward_kl: float = 0.0  # times old - reference, per token, is taken from the reward
     dynamic_sampling: bool = False  # groups without signal are replaced by those of fresh prompts
     head: str = "causal"  # of the model that is trained: a key of score_policy.POLICIES
     positions: str = "tokens"  # which tokens of a completion are trained: a key of train_rows.POSITIONS

@@ -16,6 +16,7 @@ SEMANTICS: dict[str, int] = {
     "update": 1,
     "evaluation": 1,
     "given": 1,
+    "token_scores": 1,
 }
 
 STAGE_SOURCES: dict[str, tuple[str, ...]] = {
@@ -62,6 +63,7 @@ STAGE_SOURCES: dict[str, tuple[str, ...]] = {
         "rft_core/resolve.py",
         "rft_core/seeds.py",
         "rft_core/terms.py",
+        "rft_core/token_credit.py",
         "rft_core/user_algorithm.py",
     ),
     "update": (
@@ -91,6 +93,13 @@ STAGE_SOURCES: dict[str, tuple[str, ...]] = {
         "rft_core/user_algorithm.py",
     ),
     "evaluation": ("rft_core/evaluation.py", "rft_core/seeds.py"),
+    "token_scores": (
+        "rft_core/batching.py",
+        "rft_core/kernels/*.py",
+        "rft_core/model_reading.py",
+        "rft_core/policy.py",
+        "rft_core/token_scores.py",
+    ),
     "given": (
         "rft_core/data/encoding.py",
         "rft_core/data/masks.py",

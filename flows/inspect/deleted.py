@@ -68,7 +68,8 @@ def spans(steps: Iterable[int]) -> str:
 def _dead(view: RunView, stage: str) -> list[tuple[int, Tombstone]]:
     if stage == "checkpoints":
         return [(saved.step, saved.tombstone) for saved in view.checkpoints() if saved.tombstone]
-    records = ("prompts", "examples") if stage == "prompts" else (stage.removeprefix("evaluation-"),)
+    record = stage.removeprefix("evaluation-").replace("-", "_")
+    records = ("prompts", "examples") if stage == "prompts" else (record,)
     return [(entry.step, tombstone) for record in records for entry, tombstone in view.deleted(stage, record)]
 
 

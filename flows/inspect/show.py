@@ -89,7 +89,7 @@ def _rows_of(view: RunView, record: str, step: int | None) -> pa.Table:
 
 def _stage_of(shown: str) -> str:
     """The stage whose tables retention deletes under that name."""
-    return "prompts" if shown in DATASETS else shown
+    return "prompts" if shown in DATASETS else shown.replace("_", "-")
 
 
 def _rows_left(view: RunView, shown: str, step: int | None) -> pa.Table:
@@ -169,6 +169,7 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "quarantine": ("quarantine", ("data",)),
     "rollouts": ("rollouts", ("rollouts",)),
     "rewards": ("rewards", ("rewards",)),
+    "token_scores": ("token_scores", ("token-scores",)),
     "advantages": ("advantages", ("advantages",)),
     "updates": ("updates", ("update",)),
     "evaluations": ("evaluations", ("evaluation",)),
@@ -187,6 +188,7 @@ SHOWN: dict[str, list[str]] = {
     "quarantine": ["source", "source_row", "reason", "detail", "raw"],
     "rollouts": _ROLLOUT_COLUMNS,
     "rewards": _REWARD_COLUMNS,
+    "token_scores": [AT_STEP, "rollout_id", "segment", "scorer", "model_id", "values"],
     "advantages": [AT_STEP, "rollout_id", "advantage", "weight", "is_trained", "drop_reason"],
     "updates": [
         "policy_version",

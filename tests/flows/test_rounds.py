@@ -113,3 +113,27 @@ def test_remax_compares_with_the_greedy_completion(tmp_path, model):
     run(tmp_path, model, remax, "steps=5")  # goes on from a replay
     run(tmp_path / "straight", model, remax, "steps=5")
     assert weights_digest(tmp_path) == weights_digest(tmp_path / "straight")
+
+
+@pytest.mark.parametrize("name", ["rloo", "reinforce_plus_plus"])
+def test_kl_in_the_reward_is_kept_as_token_scores(tmp_path, model, name):
+    algorithm = f"algorithm={{name: {name}, reward_kl_coefficient: 0.5}}"
+    run(tmp_path, model, algorithm)
+    for step in (1, 3):
+        (scores,) = (
+            Store(str(tmp_path)).read(entry.refs["token_scores"]).to_pylist()
+            for entry in Ledger(tmp_path / "runs/x").entries("token-scores")
+            if entry.step == step
+        )
+        assert len(scores) == 2 * 16
+        gaps = {(row["rollout_id"], row["scorer"]): row["values"] for row in scores}
+        differ = [gaps[key, "old"] != gaps[key, "reference"] for key, scorer in gaps if scorer == "old"]
+        assert all(differ) if step > 1 else not any(differ)  # the first policy is its reference
+        (rollouts,) = tables(tmp_path, "rollouts", step).values()
+        for row in rollouts:  # the trainer's own logprobs, of an engine that it shares weights with
+            assert gaps[row["rollout_id"], "old"] == pytest.approx(row["behaviour_logprobs"], abs=1e-4)
+    rerun("x", "update", "y", [], root=str(tmp_path))  # credit is there: nothing is scored
+    assert Ledger(tmp_path / "runs/y").entries("token-scores") == []
+    assert weights_digest(tmp_path, "y") == weights_digest(tmp_path)
+    rerun("x", "advantages", "z", ["algorithm.reward_kl_coefficient=0"], root=str(tmp_path))
+    assert weights_digest(tmp_path, "z") != weights_digest(tmp_path)

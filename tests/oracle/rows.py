@@ -69,6 +69,8 @@ ALGORITHMS = {
         "aggregation": "sequence_mean",
     },
     "reinforce": {"surrogate": "logprob", "aggregation": "sequence_sum"},
+    "rloo": {"surrogate": "logprob", "aggregation": "sequence_sum"},
+    "reinforce_plus_plus": {},
     "remax": {"surrogate": "logprob", "aggregation": "sequence_sum"},
     "maxrl": {"surrogate": "logprob", "aggregation": "sequence_sum"},
     "opo": {"surrogate": "logprob", "aggregation": "sequence_sum"},

@@ -12,6 +12,7 @@ from rft_core.advantages import ADVANTAGES, Credits, surplus_rows
 from rft_core.config import AlgorithmSettings
 from rft_core.errors import ContractError
 from rft_core.terms import GROUP_ESTIMATORS
+from rft_core.token_credit import TOKEN_ADVANTAGES
 from tests.oracle import advantages as oracle
 
 WEIGHTS = {"a": 1.0, "b": -0.5}
@@ -71,7 +72,7 @@ BY_HAND = {
 
 def test_table_oracle_settings_and_numbers_name_the_same_set():
     literals = get_args(get_args(AlgorithmSettings.model_fields["advantage"].annotation)[0])
-    assert set(ADVANTAGES) == set(oracle.ADVANTAGES) == set(literals) - {"custom"} == set(BY_HAND)
+    assert set(ADVANTAGES) == set(oracle.ADVANTAGES) == set(literals) - {"custom", *TOKEN_ADVANTAGES} == set(BY_HAND)
     assert {name for name, is_group in oracle.IS_GROUP_ESTIMATOR.items() if is_group} == GROUP_ESTIMATORS
 
 

@@ -17,6 +17,7 @@ from rft_core.losses import AGGREGATIONS, LEVELS, ROW_KINDS
 from rft_core.resolve import check, resolve_algorithm
 from rft_core.surrogates import SURROGATES
 from rft_core.terms import Kl
+from rft_core.token_credit import TOKEN_ADVANTAGES
 from tests.oracle import losses as oracle
 
 
@@ -36,7 +37,7 @@ def test_rows_use_known_parts_and_resolve_to_themselves(name):
     row = ALGORITHMS[name]
     assert resolve(name=name) == row
     assert "arXiv" in row.source
-    assert row.advantage in ADVANTAGES
+    assert row.advantage in ADVANTAGES | TOKEN_ADVANTAGES
     for term in row.terms:
         assert term.level in LEVELS and term.gate in GATES | STEP_GATES and term.surrogate in SURROGATES
         assert term.aggregation in AGGREGATIONS and term.rows in ROW_KINDS
@@ -94,6 +95,8 @@ ROWS_OF_THE_SPEC = {
         {"soft_gate_positive": 1.0, "soft_gate_negative": 1.05},
     ),
     "reinforce": ("none", "token", "none", "logprob", "sequence_sum", "old", {}),
+    "rloo": ("leave_one_out", "token", "none", "logprob", "sequence_sum", "old", {}),
+    "reinforce_plus_plus": ("batch_whiten", "token", "none", "clipped", "token_mean", "old", {"clip_high": 0.2}),
     "remax": ("greedy_baseline", "token", "none", "logprob", "sequence_sum", "old", {}),
     "maxrl": ("reward_over_mean", "token", "none", "logprob", "sequence_sum", "old", {}),
     "opo": ("length_weighted_mean", "token", "none", "logprob", "sequence_sum", "old", {}),

@@ -242,6 +242,8 @@ LOSSES_BY_HAND = {
     "scale_rl": (UP + FAR - DOWN) / 3,
     # -A lp with lp = -1: 1 + 1 - 1, over 2 rows or 3 tokens
     "reinforce": 1 / 2,
+    "rloo": 1 / 2,
+    "reinforce_plus_plus": (-UP - 1.2 + 0.8) / 3,
     "remax": 1 / 2,
     "maxrl": 1 / 2,
     "opo": 1 / 2,

@@ -14,12 +14,13 @@ from rft_core.gates import GATES, STEP_GATES
 from rft_core.losses import AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, LEVELS
 from rft_core.preference import PREFERENCE_LOSSES
 from rft_core.surrogates import REGULARIZERS, SURROGATES
+from rft_core.token_credit import TOKEN_ADVANTAGES
 
 FOLDER = Path(__file__).parents[2] / "rft_core"
 README = (FOLDER / "README.md").read_text()
 TABLES = {
     "algorithms": ALGORITHMS,
-    "advantages": ADVANTAGES,
+    "advantages": ADVANTAGES | TOKEN_ADVANTAGES,
     "levels": LEVELS,
     "gates": GATES | STEP_GATES,
     "surrogates": SURROGATES,
