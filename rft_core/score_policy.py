@@ -29,6 +29,7 @@ class ScorePolicy(Policy):
 
     head: ClassVar[str] = "sequence_labels"
     labels: ClassVar[tuple[str, ...]] = ("score",)
+    new_head: ClassVar[str | None] = NEW_HEAD
 
     @classmethod
     def read(cls, folder: Path, dtype: torch.dtype, attention: str, tokenizer: Any) -> Any:
