@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ FORMAT = 2  # of state.json and the names in optimizer.safetensors
 STATISTICS = "reward_statistics.json"
 ADAPTER = "adapter"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"  # the name that peft reads
+PEFT_PREFIX = "base_model.model."  # before the module's names in that file
+PEFT_TASKS = {"sequence_labels": "SEQ_CLS", "token_labels": "TOKEN_CLS"}  # by a scoring policy's head
 
 
 def save_checkpoint(state: TrainState, folder: Path) -> None:
@@ -140,11 +143,19 @@ def _save_adapter(policy: Policy, folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     weights = get_peft_model_state_dict(policy.adapter, save_embedding_layers=False)
+    weights |= {f"{PEFT_PREFIX}{name}": master for name, master in _head(policy).items()}
     save_file(_stored(weights), folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-    config = policy.adapter.peft_config["default"]
-    was_inference, config.inference_mode = config.inference_mode, True  # what peft itself stores
+    config = copy(policy.adapter.peft_config["default"])
+    config.inference_mode = True  # what peft itself stores
+    if policy.new_head is not None:
+        config.task_type, config.modules_to_save = PEFT_TASKS[policy.head], [policy.new_head]
     config.save_pretrained(folder)
-    config.inference_mode = was_inference
+
+
+def _head(policy: Policy) -> dict[str, Tensor]:
+    """The masters of a new head, which trains beside the adapter; by the module's names."""
+    named = zip(policy.names, policy.master, strict=True)
+    return {name: master for name, master in named if policy.new_head and name.startswith(f"{policy.new_head}.")}
 
 
 def _save_merged(policy: Policy, folder: Path) -> None:
@@ -156,6 +167,8 @@ def _save_merged(policy: Policy, folder: Path) -> None:
             adapted = layers[name]
             if hasattr(adapted, "get_delta_weight"):
                 layer.weight += adapted.get_delta_weight("default").float().cpu()
+        for name, master in _head(policy).items():
+            module.get_parameter(name).copy_(master)
     _save_model(module, module.state_dict(), folder)
 
 
@@ -167,7 +180,7 @@ def _read_full(policy: Policy, folder: Path) -> dict[str, Tensor]:
 def _read_adapter(policy: Policy, folder: Path) -> dict[str, Tensor]:
     """By the module's names: peft's layout puts a prefix before them and leaves the adapter's name out."""
     stored = load_file(folder / ADAPTER_WEIGHTS)
-    shown = {name: f"base_model.model.{name}".replace(".default.", ".") for name in policy.names}
+    shown = {name: f"{PEFT_PREFIX}{name}".replace(".default.", ".") for name in policy.names}
     return {name: stored[shown[name]] for name in policy.names}
 
 

@@ -175,6 +175,9 @@ class Recipe(Settings):
         wanted = self.evaluation.correct_component
         if wanted is not None and wanted not in components:
             raise ValueError(f"evaluation.correct_component must be one of {components}, got {wanted!r}")
+        filtered = self.algorithm.filter_on
+        if filtered is not None and not any(f"{filtered}/".startswith(f"{name}/") for name in components):
+            raise ValueError(f"algorithm.filter_on must be one of {components}, got {filtered!r}")
         if not self.algorithm.paths():  # to look at a user's algorithm runs its code, which a run does when it starts
             self._algorithm_fits()
         if self.evaluation.every and not self.data.heldout_fraction and self.data.heldout_source is None:

@@ -180,10 +180,12 @@ def _step_accuracy(rows: list[TrainRow], scores: dict[tuple[str, int], np.ndarra
     labels = dict(zip(rewards["rollout_id"].to_pylist(), rewards["step_rewards"].to_pylist(), strict=True))
     right, steps = [], []
     for row in rows:
+        if not row.num_trained_tokens:
+            continue  # max_tokens cut before the first step's end
         is_good = np.array(labels[row.rollout_id]) >= DESIRABLE_FROM
         right.append(float(((scores[row.key] > 0) == is_good).sum()))
         steps.append(float(len(is_good)))
-    return Measured("step_accuracy", np.array(right), np.array(steps), len(rows))
+    return Measured("step_accuracy", np.array(right), np.array(steps), len(steps))
 
 
 def _row(measured: Measured, made: PolicyRef, step: int, seed: int) -> dict[str, object]:

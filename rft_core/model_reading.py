@@ -108,6 +108,8 @@ def _mend_generation_config(module: Any) -> None:
         settings.do_sample = True
 
 
+# In config.json of a reward model trained here: where its score is read, and so where it must be read again.
+SCORE_AT, STOP_TOKEN = "rft_score_at", "stop_token"
 NEW_HEAD = "score"  # the name that transformers gives the head of its decoders with labels
 HEADS = {
     "causal": ("AutoModelForCausalLM", "a causal language model"),

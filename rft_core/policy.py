@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,8 @@ class Policy:
     has_plain_head: bool = True
     shared_prefix: bool = True
     notes: list[str] = field(default_factory=list)
+    head: ClassVar[str] = "causal"  # a key of model_reading.HEADS
+    new_head: ClassVar[str | None] = None  # name of a head that the folder's model may lack; its weights always train
 
     @classmethod
     def load(cls, settings: ModelSettings, folder: Path, seed: int, *, trainable: bool = True) -> Self:
@@ -73,7 +75,7 @@ class Policy:
         # All weights train: read in float32, which become the masters. Else straight in the type they compute in.
         read_dtype = torch.float32 if trainable and not has_adapter else dtype
         module = cls.read(folder, read_dtype, ATTENTION[device.type], tokenizer).to(device).eval()
-        adapter = _add_adapter(module, settings, seed) if has_adapter else None
+        adapter = _add_adapter(module, settings, seed, cls.new_head) if has_adapter else None
         if not trainable:
             module.requires_grad_(False)
         named = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
@@ -206,8 +208,11 @@ def load_reference(settings: ModelSettings, folder: Path, resident: Policy | Non
     return Policy.load(settings, folder, seed=0, trainable=False)
 
 
-def _add_adapter(module: Any, settings: ModelSettings, seed: int) -> Any:
-    """LoRA layers in float32, in place. B is 0, so the policy starts as the model; A comes from seed and name."""
+def _add_adapter(module: Any, settings: ModelSettings, seed: int, new_head: str | None) -> Any:
+    """LoRA layers in float32, in place. B is 0, so the policy starts as the model; A comes from seed and name.
+
+    A new head is no layer to adapt: all its weights are trained, as peft's modules_to_save are.
+    """
     from peft import LoraConfig, get_peft_model
 
     targets = settings.lora_targets
@@ -217,7 +222,8 @@ def _add_adapter(module: Any, settings: ModelSettings, seed: int) -> Any:
         lora_dropout=0.0,
         bias="none",
         target_modules="all-linear" if targets == ["all-linear"] else targets,
-        task_type="CAUSAL_LM",
+        exclude_modules=[new_head] if new_head else None,
+        task_type=None if new_head else "CAUSAL_LM",
     )
     try:
         # peft draws first weights from the global stream: they are replaced below, and the stream is put back.
@@ -233,6 +239,8 @@ def _add_adapter(module: Any, settings: ModelSettings, seed: int) -> Any:
             first = torch.empty(weight.shape)
             nn.init.kaiming_uniform_(first, a=5**0.5, generator=generator)
             weight.data.copy_(first)
+    if new_head:
+        getattr(module, new_head).requires_grad_(True)
     return adapter.eval()
 
 

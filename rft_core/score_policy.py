@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rft_core.batching import MicroBatch, TrainRow, micro_batches
 from rft_core.errors import SettingsError
-from rft_core.model_reading import NEW_HEAD, read_module
+from rft_core.model_reading import NEW_HEAD, SCORE_AT, STOP_TOKEN, read_module
 from rft_core.policy import PROBE_TOLERANCE, Policy
 
 ANY_TOKEN = 0  # stands behind a completion, so that its last token is read too; nothing attends to it
@@ -29,6 +29,7 @@ class ScorePolicy(Policy):
 
     head: ClassVar[str] = "sequence_labels"
     labels: ClassVar[tuple[str, ...]] = ("score",)
+    new_head: ClassVar[str | None] = NEW_HEAD
 
     @classmethod
     def read(cls, folder: Path, dtype: torch.dtype, attention: str, tokenizer: Any) -> Any:
@@ -41,6 +42,8 @@ class ScorePolicy(Policy):
             )
         config = module.config
         config.id2label, config.label2id = dict(enumerate(cls.labels)), {name: i for i, name in enumerate(cls.labels)}
+        if cls.head == "sequence_labels":
+            setattr(config, SCORE_AT, STOP_TOKEN)
         if config.pad_token_id is None:  # without one the library's classifiers take no batch
             pad = tokenizer.pad_token_id
             config.pad_token_id = tokenizer.eos_token_id if pad is None else pad

@@ -126,7 +126,8 @@ def measure_likelihood(
     recipe = context.recipe
     algorithm = context.algorithm
     # A preference is measured against where the run began, also where the loss takes no reference.
-    has_reference = algorithm.preference is not None and algorithm.head == "causal"
+    # Where nothing is trained (`rft evaluate`) that is the policy itself, and a margin of 0 would say nothing.
+    has_reference = algorithm.preference is not None and algorithm.head == "causal" and recipe.steps > 0
     settings = {
         "step": slot.step,
         "has_reference": has_reference,

@@ -218,8 +218,9 @@ def _fresh(
 
 @lru_cache(maxsize=1)
 def _light_table(store: Store, dataset: TableRef, columns: tuple[str, ...], difficulty_field: str | None) -> pa.Table:
-    """Kept from step to step: at a million prompts reading difficulties takes seconds."""
-    table = store.read(dataset, list(columns))
+    """Kept from step to step: at a million prompts reading difficulties takes seconds. Examples are prompts here."""
+    stored = ["example_id" if name == "prompt_id" and dataset.record == "examples" else name for name in columns]
+    table = store.read(dataset, stored).rename_columns(list(columns))
     return with_difficulty(table, difficulty_field) if difficulty_field is not None else table
 
 

@@ -42,16 +42,22 @@ class ModelText:
         self._template = ChatTemplate(self._tokenizer) if self.is_chat else None
         special = {token.content for token in self._tokenizer.added_tokens_decoder.values() if token.special}
         spelled = separator.strip() if len(separator.strip()) > 1 else ""  # one character is a part of any text
+        self._special = tuple(special)
         self._control = pattern_of({*special, *self._tokenizer.all_special_tokens, spelled})
         self.pad_token_id: int | None = self._tokenizer.pad_token_id
         first = {self._tokenizer.bos_token_id, self._tokenizer.cls_token_id} - {None}
         self._is_first = first.__contains__
 
-    def conversation(self, messages: list[dict[str, Any]], append_eos: bool = False) -> tuple[list[int], str | None]:
-        """(ids, note) of a whole conversation, which ends with the completion. Raises NotScorable."""
+    def conversation(
+        self, messages: list[dict[str, Any]], append_eos: bool = False, to_stop_token: bool = False
+    ) -> tuple[list[int], str | None]:
+        """(ids, note) of a whole conversation, which ends with the completion; with `to_stop_token` without the white
+        space that a template writes behind the last turn's stop token. Raises NotScorable."""
         safe, note = self._safe(messages)
         if self._template is not None:
-            return self.encoder.encode(self._rendered(self._template, safe, with_generation_prompt=False)), note
+            text = self._rendered(self._template, safe, with_generation_prompt=False)
+            is_ended = to_stop_token and text.rstrip().endswith(self._special)
+            return self.encoder.encode(text.rstrip() if is_ended else text), note
         *prompt, completion = safe
         end = (self._tokenizer.eos_token or "") if append_eos else ""
         text = self._joined(prompt) + (completion.get("content") or "") + end

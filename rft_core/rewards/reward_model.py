@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rft_core.errors import SettingsError
+from rft_core.model_reading import SCORE_AT, STOP_TOKEN
 from rft_core.rewards.model_rows import Finding, Reading, score_rows
 from rft_core.rewards.model_settings import RewardModelSettings
 from rft_core.rewards.rows import RewardRow, Scored, Scorer
@@ -45,7 +46,8 @@ def build(settings: RewardFunction, folder: Path | None) -> Scorer:
     read = _reader(section, labels_of(config))
     mean, std = read_statistics(model_folder) if section.normalise == "stored" else (0.0, 1.0)
     template = template_of(settings, section, folder)
-    model = _RewardModel(section, model_folder, template, lambda logits_C: (read(logits_C) - mean) / std)
+    to_stop = config.get(SCORE_AT) == STOP_TOKEN
+    model = _RewardModel(section, model_folder, template, lambda logits_C: (read(logits_C) - mean) / std, to_stop)
     return Scorer(model.score, identity_of(SEMANTICS, template), model_folder=model_folder)
 
 
@@ -76,6 +78,7 @@ class _RewardModel:
     folder: Path
     template: str | None
     value: Callable[[Tensor], float]
+    to_stop_token: bool
     _loaded: tuple[ModelText, ModelLogits] | None = None
 
     def score(self, rows: list[RewardRow]) -> list[Scored]:
@@ -83,7 +86,7 @@ class _RewardModel:
         limit = text.limit(logits.module.config)
 
         def reading_of(row: RewardRow) -> Reading:
-            ids, note = text.conversation(row.messages, self.settings.append_eos)
+            ids, note = text.conversation(row.messages, self.settings.append_eos, self.to_stop_token)
             ids, cut = text.fit(ids, limit)
             return Reading(tuple(ids), (len(ids) - 1,), note, cut)
 

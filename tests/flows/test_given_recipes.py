@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from data_contracts.ledger import Ledger
 from data_contracts.store import Store
+from flows.evaluate import evaluation_recipe
 from flows.export import export_run
 from flows.train import train
 from rft_core.recipes import load_recipe
@@ -119,6 +120,10 @@ def test_dpo_prefers_the_chosen(tmp_path, model):
     assert metrics(tmp_path, 0)["margin"] == metrics(tmp_path, 0)["preference_accuracy"] == 0.0
     assert metrics(tmp_path, 2)["margin"] != 0.0
     assert moved(tmp_path, model) > 1e-3
+    evaluated, name = evaluation_recipe(tmp_path, "x", None, [])
+    train(recipe=evaluated, run=name, root=str(tmp_path))  # a policy has no margin against itself
+    (loss,) = table(tmp_path, 0, "evaluation", "evaluations", name)
+    assert loss["metric"] == "loss" and loss["value"] == pytest.approx(metrics(tmp_path, 2)["loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["ipo", "simpo", "orpo", "mpo"])

@@ -284,6 +284,10 @@ REWARD = {"functions": [{"name": "exact_match"}]}
             r"evaluation.correct_component must be one of \[\]",
         ),
         (
+            {"name": "dapo", "reward": REWARD, "algorithm": {"name": "dapo", "filter_on": "exact"}},
+            r"algorithm.filter_on must be one of \['exact_match'\], got 'exact'",
+        ),
+        (
             {"name": "sft", "record": "demonstrations", "data": {"heldout_fraction": 0}},
             "evaluation.every needs held-out prompts",
         ),

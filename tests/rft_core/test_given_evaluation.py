@@ -194,3 +194,20 @@ def test_a_policy_that_is_its_reference_has_margin_0(tmp_path, model):
         nll -= float(torch.log_softmax(logits, -1)[range(len(completion)), completion].sum())
         tokens += len(completion)
     assert found["loss"]["value"] == pytest.approx(nll / tokens, rel=1e-5 if model["dtype"] == "float32" else 1e-2)
+
+
+def test_an_example_whose_steps_were_all_cut_off_is_in_no_share():
+    """Token t scores t - 10: a's step ends at token 12 (good, right) and 7 (good, wrong); b kept no step's end."""
+    rollouts, rewards = tables(("a", 0, [12, 7], 1.0), ("b", 0, [11, 11], 0.5))
+    steps = {"step_ends": [[0, 1], []], "step_rewards": [[1.0, 1.0], []]}
+    rollouts = _with_column(rollouts, "step_ends", steps["step_ends"])
+    rewards = _with_column(rewards, "step_rewards", steps["step_rewards"])
+    policy = Numbers(special={12: 2.0, 7: -3.0})
+    (row,) = evaluate_given(rollouts, rewards, policy, None, MADE, 7, 100, 0, "steps").to_pylist()
+    assert (row["value"], row["low"], row["high"]) == (0.5, 0.5, 0.5)
+    assert (row["num_prompts"], row["num_samples"]) == (1, 1)
+
+
+def _with_column(table: pa.Table, name: str, values: list) -> pa.Table:
+    index = table.schema.get_field_index(name)
+    return table.set_column(index, name, pa.array(values, table.schema.field(name).type))

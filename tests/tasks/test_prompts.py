@@ -5,9 +5,11 @@ from typing import get_args
 import pytest
 from pydantic import ValidationError
 
-from rft_core.data.prompt_order import ORDERS
+from data_contracts.store import Store
+from rft_core.data.prompt_order import ORDERS, light_columns, select_prompts
 from rft_core.data.settings import DataSettings
-from tasks.prompts import SETTINGS_OF_ORDER, mixture_weights
+from tasks.prompts import SETTINGS_OF_ORDER, _light_table, mixture_weights
+from tests.rft_core.given_examples import pair, table_of
 
 
 def test_every_order_says_which_settings_it_reads():
@@ -26,3 +28,13 @@ def test_parts_of_one_name_need_labels():
     parts = [{"source": "a/sums.jsonl"}, {"source": "b/sums.jsonl"}]
     with pytest.raises(ValidationError, match=r"labels of data.mixture must differ, .*give those that share a name"):
         DataSettings(mixture=parts)
+
+
+def test_examples_go_by_their_difficulty_as_prompts_do(tmp_path):
+    levels = [3, 1, 2]
+    examples = table_of(*(pair(f"e{level}", metadata=f'{{"level": {level}}}') for level in levels))
+    store = Store(str(tmp_path))
+    ref = store.write("examples", "k" * 32, examples, {})
+    data = DataSettings(source="pairs.jsonl", record="preferences", order="difficulty", difficulty_field="level")
+    light = _light_table(store, ref, tuple(light_columns(data)), data.difficulty_field)
+    assert select_prompts(light, 1, 3, data, {}, 0).tolist() == [1, 2, 0]

@@ -13,12 +13,16 @@ import torch
 from pydantic import ValidationError
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification
 
+from rft_core.checkpoint import export_model
+from rft_core.config import ModelSettings
 from rft_core.errors import ModelUnreadable, SettingsError
 from rft_core.rewards import build_grader
 from rft_core.rewards.model_logits import ModelLogits
 from rft_core.rewards.model_rows import Reading
 from rft_core.rewards.model_settings import RewardModelSettings
 from rft_core.rewards.settings import RewardFunction, RewardSettings
+from rft_core.score_policy import ScorePolicy
+from rft_core.update import TrainState
 from tests.rft_core.rewards.tables import prompts_table, rollouts_table
 from tests.tiny import END_TOKEN_ID, make_tiny_classifier, make_tiny_model
 
@@ -75,6 +79,20 @@ def test_the_score_is_the_logit_at_the_last_token_of_the_models_own_rendering(mo
     assert ids[0, -1] == END_TOKEN_ID
     with torch.no_grad():
         assert abs(float(module(ids).logits[0, 0]) - expected[0]) > 0.01
+
+
+def test_a_model_trained_here_is_read_where_it_was_trained(tmp_path):
+    """Training reads the stop token; this template writes a line break behind it, which other models read."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    folder = make_tiny_classifier(tmp_path / "model", template=template)
+    text = "<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\n4 \n<|im_end|>"
+    assert values(scored(folder, ["4 \n"])) == [float(alone(folder, text + "\n")[0])]
+    settings = ModelSettings(path=str(folder), device="cpu", dtype="float32")
+    export_model(TrainState.start(ScorePolicy.load(settings, folder, seed=0)), tmp_path / "ours", merged=True)
+    assert values(scored(tmp_path / "ours", ["4 \n"])) == [float(alone(folder, text)[0])]
 
 
 def test_scores_are_the_same_bits_whatever_is_scored_with_them(model):
