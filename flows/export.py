@@ -24,6 +24,8 @@ def export_run(root: Path, run: str, to: Path | None = None, merged: bool = True
     description = read_run(folder)
     if description is None:
         raise SettingsError(f"no run {run!r} under {root}")
+    if not merged and not read_recipe(folder).model.lora_rank:
+        raise SettingsError(f"--adapter needs a run under LoRA, {run!r} trained all weights: leave it out")
     policy = newest_checkpoint(root, run)
     target = to or root / EXPORTS / policy.policy_id
     marker = target / "rft_policy.json"

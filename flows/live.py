@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from data_contracts.ledger import BASELINE
+
+# What a stage is called: its step, and its round where that is not the first.
+SLOT = re.compile(r"(?P<name>[a-z-]+)-(?P<step>[0-9]{5,})(-(?P<round>[0-9]+))?")
 Summary = dict[str, str | int | float]
 
 # Which numbers of each stage's summary make it into the line of a step.
@@ -25,7 +30,7 @@ class LiveWatcher:
     def __init__(self, run: str, steps: int, quietly: bool = False) -> None:
         self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True, quiet=quietly)
         self.steps = steps
-        self._line: list[str] = []
+        self._lines: dict[int, list[str]] = {}  # by step: with rollout.ahead those of later ones come early
         self._step_began = time.monotonic()
         self._progress = Progress(
             TextColumn("{task.description:<28}"),
@@ -57,17 +62,21 @@ class LiveWatcher:
 
     def finished(self, stage: str, summary: Summary) -> None:
         self._drop_stage_bar()
-        name, _, step = stage.rpartition("-") if stage.count("-") == 1 else stage.partition("-")
-        if stage.startswith("data"):
+        slot = SLOT.fullmatch(stage)
+        if slot is None:  # a replay
+            return
+        name, step, round_ = slot["name"], int(slot["step"]), int(slot["round"] or 0)
+        if name == "data":
             self.console.print("data  " + _words(summary, tuple(summary)))
-        elif stage.startswith("evaluation-0"):
-            self.console.print(f"evaluation after step {int(stage[11:16])}  " + _words(summary, tuple(summary)))
+        elif name == "evaluation":
+            self.console.print(f"evaluation after step {step}  " + _words(summary, tuple(summary)))
             self._step_began = time.monotonic()
         elif name in STEP_LINE:
-            words = _words(summary, STEP_LINE[name])
-            self._line += [words] * bool(words)
+            if words := _words(summary, STEP_LINE[name]):
+                of_round = f"greedy {words}" if round_ == BASELINE else f"round {round_} {words}" if round_ else words
+                self._lines.setdefault(step, []).append(of_round)
             if name == "update":
-                self._end_step(int(step), "reused" in summary)
+                self._end_step(step, "reused" in summary)
 
     def noted(self, line: str) -> None:
         self.console.print(line)
@@ -75,8 +84,7 @@ class LiveWatcher:
     def _end_step(self, step: int, reused: bool) -> None:
         seconds = time.monotonic() - self._step_began
         ending = "reused" if reused else f"{seconds:.1f} s"
-        self.console.print(f"step {step}/{self.steps}  " + "  ".join(self._line) + f"  {ending}")
-        self._line = []
+        self.console.print(f"step {step}/{self.steps}  " + "  ".join(self._lines.pop(step, [])) + f"  {ending}")
         self._step_began = time.monotonic()
         self._progress.update(self._run_bar, completed=step)
 

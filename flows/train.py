@@ -18,6 +18,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from data_contracts.errors import RunBusy
+from data_contracts.ledger import BASELINE
 from data_contracts.refs import PolicyRef, TableRef
 from flows.orphans import crash_flow_run
 from flows.root import flow_root
@@ -31,7 +32,7 @@ from tasks.progress import Watcher
 from tasks.prompts import choose_prompts, history_of
 from tasks.rewards import probe_rewards, score_rollouts
 from tasks.rollouts import GREEDY, SAMPLED, generate_rollouts
-from tasks.rounds import BASELINE, may_generate, wants_another
+from tasks.rounds import may_generate, wants_another
 from tasks.runs import close_run, open_run
 from tasks.stage import Slot, artifact_key, run_stage
 from tasks.token_scores import score_tokens

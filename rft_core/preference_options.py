@@ -95,7 +95,9 @@ def resolve_preference(row: Preference | None, name: str, settings: PreferenceSe
     given = {setting: value for setting, value in settings.model_dump().items() if value is not None}
     if row is None:
         if given:
-            raise SettingsError(f"algorithm.preference.{next(iter(given))} has no effect: {name} compares nothing")
+            raise SettingsError(
+                f"algorithm.preference.{next(iter(given))} has no effect: {name} compares nothing; set it to null"
+            )
         return None
     if "losses" in given:
         given["losses"] = tuple(given["losses"].items())
@@ -127,5 +129,6 @@ def _refuse_preference(preference: Preference, given: dict[str, Any]) -> None:
         if not preference.uses(*USED_BY[name]):
             used = ", ".join(loss for loss, weight in preference.losses if weight)
             raise SettingsError(
-                f"algorithm.preference.{name} has no effect on {used}: it is read by {', '.join(sorted(USED_BY[name]))}"
+                f"algorithm.preference.{name} has no effect on {used}: it is read by "
+                f"{', '.join(sorted(USED_BY[name]))}; set it to null"
             )

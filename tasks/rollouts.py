@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from prefect.client.schemas.objects import State
 
+from data_contracts.ledger import BASELINE
 from data_contracts.refs import PolicyRef, TableRef, content_key
 from data_contracts.store import Store
 from data_contracts.validation import check_table
@@ -20,7 +21,6 @@ from rft_core.environments import RolloutPlan, plan_blocks, roll_out
 from rft_core.errors import RolloutsFailed
 from tasks.context import RunContext, opened
 from tasks.progress import Summary
-from tasks.rounds import BASELINE
 from tasks.scoring import BlockScorer
 from tasks.semantics import SEMANTICS
 from tasks.stage import Slot, commit, first_validation, report, reuse, stage_task

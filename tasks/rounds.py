@@ -9,8 +9,6 @@ from rft_core.resampling import groups_with_signal
 from tasks.context import PHASE, RunContext
 from tasks.stage import Slot
 
-BASELINE = 100  # round of greedy completions; rounds of fresh prompts are numbered from 1, and fewer
-
 
 def read_all(context: RunContext, refs: list[TableRef], columns: list[str] | None = None) -> pa.Table:
     """The rounds' tables as one."""

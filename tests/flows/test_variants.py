@@ -13,7 +13,7 @@ from data_contracts.store import Store
 from flows.evaluate import evaluation_recipe
 from flows.export import export_run
 from flows.train import train
-from rft_core.errors import RolloutsFailed
+from rft_core.errors import RolloutsFailed, SettingsError
 from rft_core.policy import Policy
 from rft_core.recipes import load_recipe
 from tests.faults.harness import all_digests, flip_a_byte, write_recipe
@@ -42,6 +42,9 @@ def test_lora_trains_adapters_that_merge_into_a_model_folder(recipe_file, tmp_pa
     assert min(moved) > 0
     adapter = export_run(tmp_path, "x", tmp_path / "adapter", merged=False)
     assert (adapter / "adapter_config.json").is_file()
+    train(recipe=load_recipe(recipe_file), run="y", root=str(tmp_path))
+    with pytest.raises(SettingsError, match="--adapter needs a run under LoRA, 'y' trained all weights"):
+        export_run(tmp_path, "y", tmp_path / "none", merged=False)
 
 
 def test_a_kl_term_reports_kl_that_starts_at_zero(recipe_file, tmp_path):
