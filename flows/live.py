@@ -63,7 +63,7 @@ class LiveWatcher:
     def finished(self, stage: str, summary: Summary) -> None:
         self._drop_stage_bar()
         slot = SLOT.fullmatch(stage)
-        if slot is None:  # a replay
+        if slot is None:  # no stage of a step
             return
         name, step, round_ = slot["name"], int(slot["step"]), int(slot["round"] or 0)
         if name == "data":

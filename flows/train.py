@@ -32,7 +32,7 @@ from tasks.progress import Watcher
 from tasks.prompts import choose_prompts, history_of
 from tasks.rewards import probe_rewards, score_rollouts
 from tasks.rollouts import GREEDY, SAMPLED, generate_rollouts
-from tasks.rounds import may_generate, wants_another
+from tasks.rounds import wants_another
 from tasks.runs import close_run, open_run
 from tasks.stage import Slot, artifact_key, run_stage
 from tasks.token_scores import score_tokens
@@ -142,12 +142,10 @@ def scores_for_credit(context: RunContext, step: int, rollouts: list[TableRef]) 
 
 
 def fill_up(context: RunContext, dataset: TableRef, step: int, rounds: list[Round]) -> list[Round]:
-    """The rounds scored, and more of fresh prompts while too few groups carry signal; an offline run makes none."""
+    """The rounds scored, and more of fresh prompts while too few groups carry signal."""
     scored = [replace(round_, rewards=score_round(context, step, round_)) for round_ in rounds]
-    while wants_another(context, [round_.rewards for round_ in scored if round_.rewards is not None]):
+    while wants_another(context, step, [round_.rewards for round_ in scored if round_.rewards is not None]):
         number = len(scored)
-        if not may_generate(context, Slot(step, "rollouts", number)):
-            break
         taken = [round_.prompts for round_ in scored]
         fresh: TableRef = run_stage(context, choose_prompts, Slot(step, "prompts", number), dataset, None, taken)
         if not fresh.rows:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from data_contracts.ledger import BASELINE
 from data_contracts.refs import TableRef
 from rft_core.resampling import groups_with_signal
 from tasks.context import PHASE, RunContext
-from tasks.stage import Slot
 
 
 def read_all(context: RunContext, refs: list[TableRef], columns: list[str] | None = None) -> pa.Table:
@@ -15,16 +15,17 @@ def read_all(context: RunContext, refs: list[TableRef], columns: list[str] | Non
     return pa.concat_tables([context.store.read(ref, columns) for ref in refs])
 
 
-def wants_another(context: RunContext, rewards: list[TableRef]) -> bool:
-    """Whether dynamic sampling goes on: the step is not full, and another round is allowed."""
+def wants_another(context: RunContext, step: int, rewards: list[TableRef]) -> bool:
+    """Whether dynamic sampling goes on: the step is not full, and another round is allowed.
+
+    A step whose credit is committed has the rounds that its ledger names: their tables may be deleted by now.
+    """
     algorithm = context.recipe.algorithm
-    if not context.algorithm.dynamic_sampling or len(rewards) > algorithm.max_resample_rounds:
-        return False
+    number = len(rewards)
+    is_there = context.ledger.get(PHASE, step, "rollouts", number) is not None
+    if context.ledger.get(PHASE, step, "advantages") is not None:
+        return is_there and number < BASELINE
+    if number > algorithm.max_resample_rounds or not (is_there or context.recipe.rollout.engine != "none"):
+        return False  # an offline run makes none
     kept = groups_with_signal(read_all(context, rewards), algorithm)
     return len(kept) < context.recipe.rollout.prompts_per_step
-
-
-def may_generate(context: RunContext, slot: Slot) -> bool:
-    """Whether the round is there already, or an engine may make it."""
-    is_there = context.ledger.get(PHASE, slot.step, slot.stage, slot.round) is not None
-    return is_there or context.recipe.rollout.engine != "none"

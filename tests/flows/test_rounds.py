@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from data_contracts.ledger import Ledger
 from data_contracts.store import Store
+from flows.cli import app
+from flows.inspect.deleted import deletions_of
+from flows.inspect.run import open_run
 from flows.rerun import rerun
 from flows.train import train
 from rft_core.recipes import load_recipe
@@ -94,6 +98,20 @@ def test_an_offline_rerun_takes_the_rounds_that_are_there(tmp_path, model):
     assert not (tmp_path / "runs/y/generated.jsonl").exists()
     rerun("x", "advantages", "z", ["algorithm={name: grpo}"], root=str(tmp_path))
     assert weights_digest(tmp_path, "z") != weights_digest(tmp_path)
+
+
+def test_a_run_goes_on_after_the_tables_of_its_rounds_were_pruned(tmp_path, model):
+    run(tmp_path, model, "steps=5")
+    rounds = [len(tables(tmp_path, "prompts", step)) for step in range(1, 6)]
+    assert max(rounds) > 1
+    done = CliRunner().invoke(app, ["prune", "x", "--yes", "--root", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert deletions_of(open_run(str(tmp_path), "x"), ["rewards"])
+    run(tmp_path, model, "steps=6")
+    entries = Ledger(tmp_path / "runs/x").entries("prompts")
+    assert [sum(entry.step == step for entry in entries) for step in range(1, 6)] == rounds
+    run(tmp_path / "straight", model, "steps=6")
+    assert weights_digest(tmp_path) == weights_digest(tmp_path / "straight")
 
 
 def test_remax_compares_with_the_greedy_completion(tmp_path, model):
