@@ -134,8 +134,8 @@ def score_round(context: RunContext, step: int, round_: Round) -> TableRef:
 
 
 def scores_for_credit(context: RunContext, step: int, rollouts: list[TableRef]) -> TableRef | None:
-    """Logprobs that the algorithm's credit needs; null where it needs none, or the credit is there already."""
-    if not context.algorithm.reward_kl or context.ledger.get(PHASE, step, "advantages") is not None:
+    """Values of tokens that the algorithm's credit needs; null where it needs none, or the credit is there already."""
+    if not context.algorithm.credit_scorers or context.ledger.get(PHASE, step, "advantages") is not None:
         return None
     scores: TableRef = run_stage(context, score_tokens, Slot(step, "token-scores"), rollouts)
     return scores

@@ -147,6 +147,11 @@ class Algorithm:
         return self.advantage == "greedy_baseline"
 
     @property
+    def credit_scorers(self) -> tuple[str, ...]:
+        """Whose values of each token credit needs before it is assigned: scorers of record token_scores."""
+        return ("old", "reference") if self.reward_kl else ()
+
+    @property
     def samples(self) -> bool:
         """Whether the policy writes the completions that it is trained on."""
         return "prompts" in self.records

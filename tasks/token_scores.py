@@ -15,7 +15,7 @@ from tasks.stage import Slot, commit, report, reuse, stage_task, write
 
 @stage_task("token-scores")
 def score_tokens(run: str, slot: Slot, rollouts: list[TableRef]) -> State[TableRef]:
-    """Logprobs of a step's train rollouts by the policy before its update, and by the reference."""
+    """Values of a step's train rollouts by the scorers that the algorithm's credit needs."""
     from rft_core import token_scores
 
     context = opened(run)
@@ -27,7 +27,8 @@ def score_tokens(run: str, slot: Slot, rollouts: list[TableRef]) -> State[TableR
         "micro_batch_tokens": recipe.training.micro_batch_tokens,
         "model": recipe.model.content(),
     }
-    models = {"old": before.policy_id, "reference": context.root_policy.policy_id}
+    ids = {"old": before.policy_id, "reference": context.root_policy.policy_id}
+    models = {name: ids[name] for name in context.algorithm.credit_scorers}
     key = content_key(
         "token_scores",
         inputs=rollouts,
@@ -40,11 +41,11 @@ def score_tokens(run: str, slot: Slot, rollouts: list[TableRef]) -> State[TableR
     reused = refs is not None
     if refs is None:
         policy = context.policies.materialise(before).policy
-        scorers = {"old": policy, "reference": context.policies.reference()}
+        scorer = {"old": lambda: policy, "reference": context.policies.reference}
         table = token_scores.score_tokens(
             read_all(context, rollouts),
             policy,
-            [token_scores.NamedScorer(name, models[name], scorer) for name, scorer in scorers.items()],
+            [token_scores.NamedScorer(name, model_id, scorer[name]()) for name, model_id in models.items()],
             recipe.rollout.temperature,
             recipe.training.micro_batch_tokens,
             context.progress(slot.name),
