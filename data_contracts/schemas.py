@@ -240,9 +240,14 @@ TOKEN_SCORES = _record(
     [
         _column("rollout_id", TEXT, "The rollout."),
         _column("segment", pa.int64(), "Its segment."),
-        _column("scorer", TEXT, "old | reference | teacher | critic."),
-        _column("model_id", TEXT, "Identity of the model that scored."),
-        _column("values", FLOATS, "Aligned with completion_token_ids: logprobs, or values for critic.", "nat"),
+        _column(
+            "scorer",
+            TEXT,
+            "old | reference | teacher | critic (before each token) | critic_after (behind it; of completions that "
+            "were cut).",
+        ),
+        _column("model_id", TEXT, "Identity of the model that scored; a critic is part of its policy's."),
+        _column("values", FLOATS, "Aligned with completion_token_ids: logprobs, or a critic's values.", "nat"),
     ],
 )
 
@@ -279,14 +284,25 @@ ADVANTAGES = _record(
 
 UPDATES = _record(
     "updates",
-    2,
+    3,
     ("policy_version", "optimizer_step"),
     [
         _column("policy_version", pa.int64(), "Version that this update made.", "update"),
         _column("optimizer_step", pa.int64(), "Optimizer step within the run, from 1."),
         _column("loss", pa.float64(), "What was differentiated."),
         _column("policy_loss", pa.float64(), "The policy term alone."),
-        _column("value_loss", pa.float64(), "Loss of the critic.", null="no critic"),
+        _column("value_loss", pa.float64(), "Loss of the critic, before its coefficient.", null="no critic"),
+        _column("value_clip_ratio", pa.float64(), "Share of trained tokens whose value is clipped.", null="no critic"),
+        _column(
+            "explained_variance",
+            pa.float64(),
+            "1 - var(returns - values) / var(returns).",
+            null="no critic, or equal returns",
+        ),
+        _column(
+            "value_grad_norm", pa.float64(), "Of the critic, before clipping.", null="no critic of its own weights"
+        ),
+        _column("value_learning_rate", pa.float64(), "Of the critic in this optimizer step.", null="no critic"),
         _column("kl", pa.float64(), "Mean k3 estimate of the KL to the reference.", "nat", null="no reference model"),
         _column("kl_k1", pa.float64(), "Mean k1 estimate: policy - reference.", "nat", null="no reference model"),
         _column("kl_coefficient", pa.float64(), "Weight of the KL term in this update.", null="no reference model"),

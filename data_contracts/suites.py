@@ -105,7 +105,7 @@ _ROWS: dict[str, tuple[Rule, ...]] = {
     "token_scores": (
         _ROLLOUT_ID,
         at_least("segment", 0),
-        one_of("scorer", "old", "reference", "teacher", "critic"),
+        one_of("scorer", "old", "reference", "teacher", "critic", "critic_after"),
         finite("values"),
     ),
     "advantages": (
@@ -131,6 +131,8 @@ _ROWS: dict[str, tuple[Rule, ...]] = {
         finite("loss", unless="skipped"),
         finite("policy_loss", unless="skipped"),
         finite("grad_norm", unless="skipped"),
+        finite("value_loss", unless="skipped"),
+        finite("value_grad_norm", unless="skipped"),
         finite("learning_rate"),
         at_least("learning_rate", 0),
         at_least("trained_rows", 0),

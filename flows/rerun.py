@@ -70,6 +70,10 @@ LAST_READ_BY: dict[Stage, tuple[str, ...]] = {
         "algorithm.std_epsilon",
         "algorithm.spread_floor",
         "algorithm.whiten_ddof",
+        "algorithm.gamma",
+        "algorithm.gae_lambda",
+        "algorithm.bootstrap_truncated",
+        "critic.value_lambda",
         "algorithm.pass_at_k_over_std",
         "algorithm.baseline",
         "algorithm.baseline_shift",
@@ -106,7 +110,8 @@ def rerun(
         "accept_new_code": accept_new_code,
         "parent": {"run": run, "stage": stage, "at": at, "overrides": overrides or []},
     }
-    options["pinned_identity"] = {name: description["identity"][name] for name in _pinned_identity(stage, at)}
+    known = description["identity"]
+    options["pinned_identity"] = {name: known[name] for name in _pinned_identity(stage, at) if name in known}
     with opened_run(folder, new, recipe, **options) as context:
         pin(context, source, run, stage, at)
         return train_steps(context)
@@ -176,7 +181,7 @@ def _refuse_without_effect(old: Recipe, new: Recipe, run: str, stage: Stage, at:
 def _pinned_identity(stage: Stage, at: int | None) -> tuple[str, ...]:
     """What must be that of the old run: prompts were tokenised with its tokenizer, a branch stands on its model."""
     of_data = ("source", "tokenizer") if stage != "data" or at is not None else ()
-    return (*of_data, "policy") if at is not None and at > 1 else of_data
+    return (*of_data, "policy", "critic") if at is not None and at > 1 else of_data
 
 
 def _check_branch(recipe: Recipe, source: Ledger, run: str, at: int | None) -> None:

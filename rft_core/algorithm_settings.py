@@ -53,6 +53,7 @@ class AlgorithmSettings(Settings):
         "reinforce",
         "rloo",
         "reinforce_plus_plus",
+        "ppo",
         "remax",
         "reinforce_plus_plus_baseline",
         "maxrl",
@@ -120,6 +121,8 @@ class AlgorithmSettings(Settings):
             "shifted_mean",
             "greedy_baseline",
             "batch_whiten",
+            "gae",
+            "per_step_group_zscore",
             "group_mean_batch_whiten",
             "group_mean_rescaled",
             "custom",
@@ -144,13 +147,22 @@ class AlgorithmSettings(Settings):
         1,
         ge=0,
         le=1,
-        description="per_component, group_mean_batch_whiten: degrees of freedom taken from the variance over the step.",
+        description="per_component, group_mean_batch_whiten, batch_whiten, gae: degrees of freedom taken from the "
+        "variance over the step.",
     )
     pass_at_k_over_std: bool = Field(False, description="pass_at_k: divides by the group's standard deviation.")
     baseline: Literal["mean", "log_mean_exp"] = Field(
         "mean", description="log_mean_exp: the group's mean, or tau ln mean exp(R / tau)."
     )
-    gamma: float = Field(1.0, gt=0, le=1, description="batch_whiten: discount of later tokens' rewards.")
+    gamma: float = Field(1.0, gt=0, le=1, description="batch_whiten, gae: discount of later tokens' rewards.")
+    gae_lambda: float = Field(
+        0.95, ge=0, le=1, description="gae: 1 trusts returns alone (less bias), 0 the next value alone (less variance)."
+    )
+    bootstrap_truncated: bool = Field(
+        False,
+        description="gae: a completion that was cut at max_completion_tokens goes on with the critic's value behind "
+        "its last token; off, nothing follows it.",
+    )
     tau: float = Field(1.0, gt=0, description="opmd: temperature of the baseline log_mean_exp, and of the loss.")
     baseline_shift: float = Field(
         -0.1, description="shifted_mean: added to the group's mean; below 0 it leans on successes."

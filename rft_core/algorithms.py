@@ -133,6 +133,13 @@ POLICY_GRADIENT_ALGORITHMS = {
             reward_kl=0.01,
         ),
         Algorithm(
+            name="ppo",
+            source="PPO, arXiv 1707.06347, eq. 7, under the advantages of arXiv 1506.02438, eq. 16, by a critic's "
+            "values; a KL in the reward, as in arXiv 2203.02155, is reward_kl_coefficient",
+            advantage="gae",
+            terms=(Term(surrogate="clipped", clip_low=0.2, clip_high=0.2, aggregation="token_mean"),),
+        ),
+        Algorithm(
             name="reinforce_plus_plus_baseline",
             source="REINFORCE++-baseline, arXiv 2501.03262: the group's mean goes, the step's deviation divides",
             advantage="group_mean_batch_whiten",

@@ -41,6 +41,7 @@ class TrainRow:
     trained_mask: np.ndarray  # bool[C]: completion_mask, all False unless the row is trained
     advantages: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))  # float32[C]
     behaviour_logprobs: np.ndarray | None = None  # float32[C]
+    returns: np.ndarray | None = None  # float32[C]: what a critic should say
     weight: float = 1.0
     is_off_policy: bool = False
     term: str = "own"

@@ -3,6 +3,8 @@
 config.json, generation_config.json, model.safetensors, tokenizer files     weights in float32, Hugging Face layout
 adapter/                                                                    instead of the weights, under LoRA
 optimizer.safetensors                                                       AdamW's moments
+critic/weights.safetensors, optimizer.safetensors                           of a critic, in float32; a head alone where
+                                                                            it shares the policy's trunk
 state.json                                                                  counters
 """
 
@@ -19,8 +21,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rft_core.critic import Critic
 from rft_core.errors import ModelUnreadable
 from rft_core.model_reading import no_progress_bars
+from rft_core.optimizer import Optimizer, Weights
 from rft_core.policy import ATTENTION, Policy
 from rft_core.preference_step import RunningShift, ScoreStatistics
 from rft_core.update import TrainState
@@ -28,6 +32,9 @@ from rft_core.update import TrainState
 FORMAT = 2  # of state.json and the names in optimizer.safetensors
 STATISTICS = "reward_statistics.json"
 ADAPTER = "adapter"
+CRITIC = "critic"
+CRITIC_WEIGHTS = "weights.safetensors"
+MOMENTS_FILE = "optimizer.safetensors"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"  # the name that peft reads
 PEFT_PREFIX = "base_model.model."  # before the module's names in that file
 PEFT_TASKS = {"sequence_labels": "SEQ_CLS", "token_labels": "TOKEN_CLS"}  # by a scoring policy's head
@@ -44,7 +51,9 @@ def save_checkpoint(state: TrainState, folder: Path) -> None:
         _save_adapter(policy, folder / ADAPTER)
     policy.tokenizer.save_pretrained(folder)
     _save_statistics(state, folder)
-    save_file(_stored(state.optimizer.moments()), folder / "optimizer.safetensors")
+    save_file(_stored(state.optimizer.moments()), folder / MOMENTS_FILE)
+    if state.critic is not None:
+        _save_critic(state.critic, folder / CRITIC)
     counters = {
         "format": FORMAT,
         "optimizer_step": state.optimizer_step,
@@ -52,6 +61,7 @@ def save_checkpoint(state: TrainState, folder: Path) -> None:
         "optimizer_num_steps": state.optimizer.num_steps,
         "kl_coefficient": state.kl_coefficient,
         "lora": policy.adapter is not None,
+        "critic_num_steps": None if state.critic is None else state.critic.optimizer.num_steps,
         "shift": [state.shift.mean, state.shift.count],
         "scores": [state.scores.mean, state.scores.square, state.scores.count],
     }
@@ -61,7 +71,8 @@ def save_checkpoint(state: TrainState, folder: Path) -> None:
 def load_checkpoint(state: TrainState, folder: Path) -> None:
     """Put a saved state into `state`, whose policy was loaded from the same model with the same settings.
 
-    Raises ModelUnreadable when a file is missing or damaged, or the checkpoint is of another model.
+    A critic is loaded where both have one. One that the checkpoint lacks stays as it was started: no update before it
+    trained any. Raises ModelUnreadable when a file is missing or damaged, or the checkpoint is of another model.
     """
     folder = Path(folder)
     policy = state.policy
@@ -72,13 +83,13 @@ def load_checkpoint(state: TrainState, folder: Path) -> None:
                 f"{folder} must be a checkpoint of format {FORMAT}, lora {policy.adapter is not None}, "
                 f"found format {counters['format']}, lora {counters['lora']}"
             )
-        moments = load_file(folder / "optimizer.safetensors")
         weights = _read_full(policy, folder) if policy.adapter is None else _read_adapter(policy, folder / ADAPTER)
-        with torch.no_grad():
-            for name, master in zip(policy.names, policy.master, strict=True):
-                master.copy_(weights[name])
-        policy.write_compute()
-        state.optimizer.restore(moments, counters["optimizer_num_steps"])
+        _restore(policy, weights, state.optimizer, folder / MOMENTS_FILE, counters["optimizer_num_steps"])
+        critic_num_steps = counters.get("critic_num_steps")  # absent before there were critics
+        if state.critic is not None and critic_num_steps is not None:
+            critic = state.critic
+            weights = load_file(folder / CRITIC / CRITIC_WEIGHTS)
+            _restore(critic.model, weights, critic.optimizer, folder / CRITIC / MOMENTS_FILE, critic_num_steps)
         state.optimizer_step = counters["optimizer_step"]
         state.skipped_in_a_row = counters["skipped_in_a_row"]
         state.shift = RunningShift(*counters["shift"])
@@ -88,8 +99,25 @@ def load_checkpoint(state: TrainState, folder: Path) -> None:
         raise ModelUnreadable(f"{folder} must hold a checkpoint of this model; reading it failed: {error}") from error
 
 
+def _save_critic(critic: Critic, folder: Path) -> None:
+    folder.mkdir()
+    named = dict(zip(critic.model.names, critic.model.master, strict=True))
+    save_file(_stored(named), folder / CRITIC_WEIGHTS)
+    save_file(_stored(critic.optimizer.moments()), folder / MOMENTS_FILE)
+
+
+def _restore(trained: Weights, weights: dict[str, Tensor], optimizer: Optimizer, moments: Path, num_steps: int) -> None:
+    """Raises KeyError for a weight or a moment that is missing, RuntimeError for another shape."""
+    with torch.no_grad():
+        for name, master in zip(trained.names, trained.master, strict=True):
+            master.copy_(weights[name])
+    trained.write_compute()
+    optimizer.restore(load_file(moments), num_steps)
+
+
 def weights_digest(state: TrainState) -> str:
-    """SHA-256 over names and float32 bytes of the trainable weights, sorted by name. Moments are not in it."""
+    """SHA-256 over names and float32 bytes of the policy's trainable weights, sorted by name: what an export holds.
+    Neither moments nor a critic are in it; the checkpoint's manifest has a digest of each of their files."""
     digest = hashlib.sha256()
     for name, master in sorted(zip(state.policy.names, state.policy.master, strict=True)):
         digest.update(f"{name}\0{list(master.shape)}\n".encode())
@@ -98,7 +126,8 @@ def weights_digest(state: TrainState) -> str:
 
 
 def export_model(state: TrainState, folder: Path, merged: bool) -> None:
-    """A folder for others: all weights in float32, or, under LoRA and not `merged`, the adapter in peft's layout."""
+    """A folder for others: all weights in float32, or, under LoRA and not `merged`, the adapter in peft's layout. A
+    critic stays behind: who uses the policy has no use for it."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     policy = state.policy

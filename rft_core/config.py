@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from rft_core.algorithm_settings import AlgorithmSettings
+from rft_core.critic_settings import CriticSettings, check_critic
 from rft_core.data.settings import DataSettings
 from rft_core.rewards.settings import RewardSettings
 from rft_core.settings import NOT_BLANK, Settings, execution
@@ -160,13 +161,18 @@ class Recipe(Settings):
         default_factory=RewardSettings, description="What is rewarded.", json_schema_extra={"position": 5}
     )
     algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings, json_schema_extra={"position": 6})
-    training: TrainingSettings = Field(default_factory=TrainingSettings, json_schema_extra={"position": 7})
-    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings, json_schema_extra={"position": 8})
+    critic: CriticSettings = Field(
+        default_factory=CriticSettings,
+        description="The model of values, where the advantage (gae) reads them.",
+        json_schema_extra={"position": 7},
+    )
+    training: TrainingSettings = Field(default_factory=TrainingSettings, json_schema_extra={"position": 8})
+    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings, json_schema_extra={"position": 9})
     retention: RetentionSettings = Field(
-        default_factory=RetentionSettings, json_schema_extra={"position": 9, "execution": True}
+        default_factory=RetentionSettings, json_schema_extra={"position": 10, "execution": True}
     )
     execution: ExecutionSettings = Field(
-        default_factory=ExecutionSettings, json_schema_extra={"position": 10, "execution": True}
+        default_factory=ExecutionSettings, json_schema_extra={"position": 11, "execution": True}
     )
 
     @model_validator(mode="after")
@@ -194,6 +200,7 @@ class Recipe(Settings):
 
         algorithm = resolve_algorithm(self.algorithm)
         check(algorithm, self.training)
+        check_critic(self.critic, algorithm, self.steps)
         self._data_fits(algorithm)
         if algorithm.compares_groups and self.algorithm.min_group_size > self.rollout.group_size:
             raise ValueError(
@@ -203,6 +210,11 @@ class Recipe(Settings):
         clipped = next((function.component for function in self.reward.functions if function.clip is not None), None)
         if algorithm.advantage == "per_component" and clipped is not None:
             raise ValueError(f"reward clip of {clipped} has no effect: advantage per_component standardises the scores")
+        if algorithm.advantage == "per_step_group_zscore" and self.reward.steps.split == "none":
+            raise ValueError(
+                "reward.steps.split must say how completions are divided (lines, paragraphs, tags or custom) for "
+                "advantage per_step_group_zscore, which reads a reward of each step, got none"
+            )
 
     def _data_fits(self, algorithm: Algorithm) -> None:
         record = self.data.record

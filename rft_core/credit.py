@@ -26,10 +26,8 @@ from rft_core.seeds import derive
 from rft_core.terms import Algorithm
 from rft_core.token_credit import (
     TOKEN_ADVANTAGES,
-    Gaps,
-    Masks,
-    policy_masks,
-    reference_gaps,
+    TokenInputs,
+    token_inputs,
     with_step_labels,
     with_token_credit,
 )
@@ -49,6 +47,7 @@ def compute_advantages(
     *,
     component_weights: Mapping[str, float] | None = None,
     token_scores: pa.Table | None = None,
+    value_lambda: float | None = None,
     max_groups: int | None = None,
     seed: int = 0,
 ) -> tuple[pa.Table, Metrics]:
@@ -62,9 +61,8 @@ def compute_advantages(
     algorithm = resolve_algorithm(settings)
     settings = algorithm.filled(settings)
     joined = join(rollouts, rewards)
-    masks = policy_masks(rollouts)
-    gaps = _gaps(algorithm, token_scores, masks)
-    final_N = shaped_rewards(joined, settings, max_completion_tokens) - _summed_kl(joined, algorithm, masks, gaps)
+    inputs = token_inputs(algorithm, rollouts, rewards, token_scores)
+    final_N = shaped_rewards(joined, settings, max_completion_tokens) - _summed_kl(joined, algorithm, inputs)
     reasons, is_counted_N = _exclusions(joined, settings, current_version)
     if algorithm.dynamic_sampling:
         is_counted_N &= _kept_groups(joined, rewards, settings, max_groups, reasons)
@@ -94,7 +92,7 @@ def compute_advantages(
         table = with_step_labels(table, rollouts, rewards)
     if algorithm.advantage in TOKEN_ADVANTAGES:
         reward_of = dict(zip(joined.rollout_ids, final_N.tolist(), strict=True))
-        table = with_token_credit(table, masks, reward_of, gaps, algorithm, settings)
+        table = with_token_credit(table, inputs, reward_of, algorithm, settings, value_lambda)
     metrics = _metrics(joined, settings, final_N, is_trained_N, reasons)
     return table, metrics | _group_metrics(algorithm, settings, credits, roles, flat_share)
 
@@ -105,22 +103,10 @@ def _estimator(algorithm: Algorithm) -> Callable[[Credits, AlgorithmSettings], n
     return ADVANTAGES["none"] if algorithm.advantage in TOKEN_ADVANTAGES else ADVANTAGES[algorithm.advantage]
 
 
-def _gaps(algorithm: Algorithm, token_scores: pa.Table | None, masks: Masks) -> Gaps | None:
-    """old - reference of each token, where the reward holds their KL. Raises ContractError when they are missing."""
-    if not algorithm.reward_kl:
-        return None
-    if token_scores is None:
-        raise ContractError(f"{algorithm.name} takes the KL from the reward and needs token_scores, got none")
-    gaps = reference_gaps(token_scores)
-    missing = next((key for key, mask in masks.items() if len(mask) and len(gaps.get(key, ())) != len(mask)), None)
-    if missing is not None:
-        raise ContractError(f"token_scores must be aligned with the completion of {missing}, found otherwise")
-    return gaps
-
-
-def _summed_kl(joined: Joined, algorithm: Algorithm, masks: Masks, gaps: Gaps | None) -> np.ndarray:
+def _summed_kl(joined: Joined, algorithm: Algorithm, inputs: TokenInputs) -> np.ndarray:
     """float64[N]: what is taken from the reward of each whole completion; 0 where credit is per token."""
     total_N = np.zeros(len(joined.rollout_ids))
+    masks, gaps = inputs.masks, inputs.gaps
     if gaps is None or algorithm.advantage in TOKEN_ADVANTAGES:
         return total_N
     for rollout, segment in joined.segments:

@@ -34,6 +34,7 @@ from rft_core.losses import (
 )
 from rft_core.preference_step import preference_metrics
 from rft_core.surrogates import LIKELIHOOD_SURROGATES, REGULARIZERS, SURROGATES, Tokens
+from rft_core.value_loss import value_metrics
 
 if TYPE_CHECKING:
     from rft_core.terms import Algorithm, Correction, Term
@@ -319,7 +320,6 @@ def finish_metrics(parts: Iterable[dict[str, float]]) -> dict[str, float | int |
     return {
         "loss": sums.get("loss", 0.0),
         "policy_loss": sums.get("policy_loss", 0.0),
-        "value_loss": None,
         "kl": mean("kl_k3", "kl_tokens"),
         "kl_k1": mean("kl_k1", "kl_tokens"),
         "entropy": mean("entropy", "tokens") if "entropy" in sums else None,
@@ -338,6 +338,7 @@ def finish_metrics(parts: Iterable[dict[str, float]]) -> dict[str, float | int |
         "sampling_logp_difference_mean": mean("logp_difference", "logp_difference_count"),
         "sampling_logp_difference_max": sums.get("logp_difference_max"),
         **preference_metrics(sums),
+        **value_metrics(sums),
     }
 
 

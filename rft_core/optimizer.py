@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from rft_core.config import TrainingSettings
-from rft_core.policy import Policy
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -32,6 +31,16 @@ def learning_rate(training: TrainingSettings, optimizer_step: int, total_optimiz
     return training.learning_rate * (training.min_learning_rate_ratio + (1 - training.min_learning_rate_ratio) * share)
 
 
+class Weights(Protocol):
+    """What is trained: float32 masters by name, and the weights that compute."""
+
+    names: list[str]
+    compute: list[torch.nn.Parameter]
+    master: list[Tensor]
+
+    def write_compute(self) -> None: ...
+
+
 @dataclass
 class Optimizer:
     """Decoupled weight decay (arXiv 1711.05101) on matrices only: vectors are norms and biases.
@@ -40,12 +49,12 @@ class Optimizer:
     Settings come with each step: a replay of updates that were made under others uses theirs.
     """
 
-    policy: Policy
+    policy: Weights
     adamw: torch.optim.AdamW
     num_steps: int = 0  # that changed weights; skipped ones are not among them
 
     @classmethod
-    def over(cls, policy: Policy) -> Optimizer:
+    def over(cls, policy: Weights) -> Optimizer:
         groups: list[dict[str, Any]] = [
             {"params": [weight for weight in policy.master if weight.ndim >= 2], "is_decayed": True},
             {"params": [weight for weight in policy.master if weight.ndim < 2], "is_decayed": False},

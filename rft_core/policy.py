@@ -94,19 +94,25 @@ class Policy:
         self, batch: MicroBatch, temperature: float, *, entropy_gradient: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """(logprob_T, entropy_T) of the completion tokens in float32, at `temperature`, row after row."""
-        inputs = {
-            "input_ids": batch.input_ids_SL.to(self.device),
-            "position_ids": batch.position_ids_SL.to(self.device),
-            "attention_mask": batch.attention_mask(self.dtype, self.device),
-            "use_cache": False,
-        }
-        predicting_T, target_T = batch.predicting_T.to(self.device), batch.target_T.to(self.device)
-        if not self.has_plain_head:
-            logits_TV = self.module(**inputs).logits.flatten(0, 1).index_select(0, predicting_T)
-            return token_logprob(logits_TV, target_T, temperature, entropy_gradient=entropy_gradient)
-        hidden_SLD = self.module.base_model(**inputs).last_hidden_state
-        hidden_TD = hidden_SLD.flatten(0, 1).index_select(0, predicting_T)
-        return self._head_logprobs(hidden_TD, target_T, temperature, entropy_gradient)
+        if self.has_plain_head:
+            return self.logprobs_and_hidden(batch, temperature, entropy_gradient=entropy_gradient)[:2]
+        logits_SLV = self.module(**self._inputs(batch)).logits
+        logits_TV = logits_SLV.flatten(0, 1).index_select(0, batch.predicting_T.to(self.device))
+        target_T = batch.target_T.to(self.device)
+        return token_logprob(logits_TV, target_T, temperature, entropy_gradient=entropy_gradient)
+
+    def logprobs_and_hidden(
+        self, batch: MicroBatch, temperature: float, *, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(logprob_T, entropy_T, hidden_TD) of one pass, for a model whose logits are hidden states x head."""
+        hidden_TD = self.hidden_states(batch)
+        target_T = batch.target_T.to(self.device)
+        return *self._head_logprobs(hidden_TD, target_T, temperature, entropy_gradient), hidden_TD
+
+    def hidden_states(self, batch: MicroBatch) -> Tensor:
+        """[T, D], where each of the batch's tokens is predicted."""
+        hidden_SLD = self.module.base_model(**self._inputs(batch)).last_hidden_state
+        return hidden_SLD.flatten(0, 1).index_select(0, batch.predicting_T.to(self.device))
 
     def micro_batches(self, rows: list[TrainRow], token_budget: int) -> list[MicroBatch]:
         """Rows -> micro-batches in the layout that this model allows."""
@@ -125,6 +131,14 @@ class Policy:
     def without_adapter(self) -> Iterator[None]:
         with self.adapter.disable_adapter():
             yield
+
+    def _inputs(self, batch: MicroBatch) -> dict[str, Any]:
+        return {
+            "input_ids": batch.input_ids_SL.to(self.device),
+            "position_ids": batch.position_ids_SL.to(self.device),
+            "attention_mask": batch.attention_mask(self.dtype, self.device),
+            "use_cache": False,
+        }
 
     def _head_logprobs(
         self, hidden_TD: Tensor, target_T: Tensor, temperature: float, entropy_gradient: bool

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rft_core.algorithms import ALGORITHMS
 from rft_core.errors import SettingsError
 from rft_core.preference_options import resolve_preference
-from rft_core.terms import Algorithm, Correction, Kl, Term, UserParts
+from rft_core.terms import REWARD_PARTS_READ, Algorithm, Correction, Kl, Term, UserParts
 
 if TYPE_CHECKING:
     from rft_core.algorithm_settings import AlgorithmSettings
@@ -55,8 +55,10 @@ READ_BY: dict[str, tuple[str, frozenset[str]]] = {
 
 # Setting -> advantages that read it.
 ADVANTAGE_READ_BY = {
-    "whiten_ddof": ("per_component", "group_mean_batch_whiten", "batch_whiten"),
-    "gamma": ("batch_whiten",),
+    "whiten_ddof": ("per_component", "group_mean_batch_whiten", "batch_whiten", "gae"),
+    "gamma": ("batch_whiten", "gae"),
+    "gae_lambda": ("gae",),
+    "bootstrap_truncated": ("gae",),
     "pass_at_k_over_std": ("pass_at_k",),
     "baseline": ("log_mean_exp",),
     "baseline_shift": ("shifted_mean",),
@@ -109,6 +111,7 @@ def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
         correction=_correction(row, settings),
         reward_kl=row.reward_kl if settings.reward_kl_coefficient is None else settings.reward_kl_coefficient,
         dynamic_sampling=row.dynamic_sampling if settings.dynamic_sampling is None else settings.dynamic_sampling,
+        bootstraps=settings.bootstrap_truncated or row.bootstraps,
         preference=resolve_preference(row.preference, row.name, settings.preference),
     )
     if not any(term.rows == "own" for term in algorithm.terms):
@@ -262,9 +265,10 @@ def _refuse_advantage(algorithm: Algorithm, settings: AlgorithmSettings) -> None
     if _is_set(settings, "tau") and not is_tau_read:
         raise SettingsError("algorithm.tau has no effect: neither baseline log_mean_exp nor a term reads it")
     for name in ("reward_clip_low", "reward_clip_high", "overlong_buffer_tokens"):
-        if algorithm.advantage == "per_component" and _is_set(settings, name):
+        if algorithm.advantage in REWARD_PARTS_READ and _is_set(settings, name):
             raise SettingsError(
-                f"algorithm.{name} has no effect: advantage per_component reads components, not their sum"
+                f"algorithm.{name} has no effect: advantage {algorithm.advantage} reads "
+                f"{REWARD_PARTS_READ[algorithm.advantage]}, not their sum"
             )
 
 
@@ -277,8 +281,11 @@ def _refuse_rewards(settings: AlgorithmSettings) -> None:
 def _refuse_resampling(algorithm: Algorithm, settings: AlgorithmSettings) -> None:
     if algorithm.reward_kl and (not algorithm.samples or algorithm.preference is not None):
         raise SettingsError(f"algorithm.reward_kl_coefficient has no effect: {algorithm.name} compares or imitates")
-    if algorithm.reward_kl and algorithm.advantage == "per_component":
-        raise SettingsError("algorithm.reward_kl_coefficient has no effect: advantage per_component reads components")
+    if algorithm.reward_kl and algorithm.advantage in REWARD_PARTS_READ:
+        raise SettingsError(
+            f"algorithm.reward_kl_coefficient has no effect: advantage {algorithm.advantage} reads "
+            f"{REWARD_PARTS_READ[algorithm.advantage]}"
+        )
     if algorithm.dynamic_sampling and not algorithm.samples:
         raise SettingsError(f"algorithm.dynamic_sampling has no effect: {algorithm.name} takes what the data gives")
     for name in ("filter_on", "max_resample_rounds"):

@@ -53,31 +53,20 @@ class ScorePolicy(Policy):
         self, batch: MicroBatch, temperature: float, *, entropy_gradient: bool = False
     ) -> tuple[Tensor, None]:
         """(score_T, None): float32, the score after each completion token. There is no distribution."""
-        return self._score(getattr(self.module, NEW_HEAD)(self._hidden(batch)).float()), None
-
-    def _hidden(self, batch: MicroBatch) -> Tensor:
-        inputs = {
-            "input_ids": batch.input_ids_SL.to(self.device),
-            "position_ids": batch.position_ids_SL.to(self.device),
-            "attention_mask": batch.attention_mask(self.dtype, self.device),
-            "use_cache": False,
-        }
-        hidden_SLD = self.module.base_model(**inputs).last_hidden_state
-        return hidden_SLD.flatten(0, 1).index_select(0, batch.predicting_T.to(self.device))
+        return self._score(getattr(self.module, NEW_HEAD)(self.hidden_states(batch)).float()), None
 
     def _score(self, logits_TC: Tensor) -> Tensor:
         return logits_TC[:, 0]
 
     def micro_batches(self, rows: list[TrainRow], token_budget: int) -> list[MicroBatch]:
-        longer = [replace(row, completion_token_ids=np.append(row.completion_token_ids, ANY_TOKEN)) for row in rows]
-        return [_after_reading(batch) for batch in super().micro_batches(longer, token_budget)]
+        return [after_reading(batch) for batch in super().micro_batches(with_a_token_more(rows), token_budget)]
 
     def _probe(self, wants_shared: bool) -> None:
         """Whether completions may share a prompt, told by hidden states: a new head gives 0 for any."""
         rows = self._probe_rows()
-        plain, shared = (_after_reading(micro_batches(rows, 1000, layout)[0]) for layout in (False, True))
+        plain, shared = (after_reading(micro_batches(rows, 1000, layout)[0]) for layout in (False, True))
         with torch.no_grad():
-            hidden_TD = self._hidden(plain)
+            hidden_TD = self.hidden_states(plain)
             expected = dict(zip(plain.row_indices, hidden_TD.split(plain.lengths), strict=True))
             self.shared_prefix = wants_shared and self._agrees(shared, expected)
         if wants_shared and not self.shared_prefix:
@@ -85,7 +74,7 @@ class ScorePolicy(Policy):
 
     def _agrees(self, batch: MicroBatch, expected: dict[int, Tensor]) -> bool:
         try:
-            found = self._hidden(batch).split(batch.lengths)
+            found = self.hidden_states(batch).split(batch.lengths)
         except (TypeError, ValueError, RuntimeError, AttributeError):  # a family that takes no such mask or positions
             return False
         pairs = [(found[index], expected[row]) for index, row in enumerate(batch.row_indices)]
@@ -104,7 +93,12 @@ class StepScorePolicy(ScorePolicy):
         return logits_TC[:, 1] - logits_TC[:, 0]
 
 
-def _after_reading(batch: MicroBatch) -> MicroBatch:
+def with_a_token_more(rows: list[TrainRow]) -> list[TrainRow]:
+    """Rows whose last token is read by the model, since one stands behind it."""
+    return [replace(row, completion_token_ids=np.append(row.completion_token_ids, ANY_TOKEN)) for row in rows]
+
+
+def after_reading(batch: MicroBatch) -> MicroBatch:
     """From positions that predict a token to those that have read it: each row without its first entry."""
     keep = torch.cat([torch.arange(length) > 0 for length in batch.lengths])
     return replace(

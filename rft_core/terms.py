@@ -31,6 +31,12 @@ GROUP_ESTIMATORS = frozenset(
     }
 )
 
+# They read a critic's value of each token.
+VALUE_ADVANTAGES = frozenset({"gae"})
+
+# They read something else than the rollout's reward; what shapes the reward has no effect on them.
+REWARD_PARTS_READ = {"per_component": "components", "per_step_group_zscore": "step rewards"}
+
 # A gate that looks at all rows of the optimizer step, and whether it reads rows of advantage 0 too.
 STEP_GATES_READ_ALL = {"second_moment": False, "entropy_quantile": True, "covariance_band": True}
 
@@ -113,6 +119,14 @@ NO_CORRECTION = Correction(kind="none")
 
 
 @dataclass(frozen=True)
+class ValueTerm:
+    """Loss of a critic: token mean of half a squared error to the returns, over the rows of every policy term."""
+
+    clip: float | None = 0.2  # the value moves so far from that before the update; null lets it go
+    coefficient: float = 1.0  # beside the policy loss, where both are one loss
+
+
+@dataclass(frozen=True)
 class Algorithm:
     """A row of ALGORITHMS, with a recipe's overrides once it is resolved.
 
@@ -130,6 +144,8 @@ class Algorithm:
     preference: Preference | None = None
     reward_kl: float = 0.0  # times old - reference, per token, is taken from the reward
     dynamic_sampling: bool = False  # groups without signal are replaced by those of fresh prompts
+    value: ValueTerm | None = None  # what trains a critic; given by the recipe's section `critic`
+    bootstraps: bool = False  # the value behind a truncated completion stands for the rewards that were cut off
     head: str = "causal"  # of the model that is trained: a key of score_policy.POLICIES
     positions: str = "tokens"  # which tokens of a completion are trained: a key of train_rows.POSITIONS
     # Settings of the advantage that the row sets where the recipe leaves them null.
@@ -149,7 +165,14 @@ class Algorithm:
     @property
     def credit_scorers(self) -> tuple[str, ...]:
         """Whose values of each token credit needs before it is assigned: scorers of record token_scores."""
-        return ("old", "reference") if self.reward_kl else ()
+        of_kl = ("old", "reference") if self.reward_kl else ()
+        of_critic = ("critic", *(("critic_after",) if self.bootstraps else ())) if self.needs_critic else ()
+        return of_kl + of_critic
+
+    @property
+    def needs_critic(self) -> bool:
+        """Whether credit reads values of states, by a critic that is trained beside the policy."""
+        return self.advantage in VALUE_ADVANTAGES
 
     @property
     def samples(self) -> bool:
@@ -186,7 +209,7 @@ class Algorithm:
             term.regularizer != "none" or STEP_GATES_READ_ALL.get(term.gate, False) or callable(term.surrogate)
             for term in self.terms
         )
-        return is_read or self.needs_reference or self.needs_entropy_gradient
+        return is_read or self.needs_reference or self.needs_entropy_gradient or self.needs_critic
 
     def filled(self, settings: AlgorithmSettings) -> AlgorithmSettings:
         """The settings that the row's advantage reads, with what the row says where the recipe says nothing."""

@@ -79,6 +79,7 @@ def _train_row(rollout: dict[str, Any], credit: dict[str, Any], before: PolicyRe
         "completion_mask": mask,
         "token_advantages": advantages,
         "behaviour_logprobs": completion if behaviour is None else _floats(behaviour),
+        "returns": completion if credit["returns"] is None else _floats(credit["returns"]),
     }
     for name, found in lists.items():
         if len(found) != len(completion):
@@ -98,6 +99,7 @@ def _train_row(rollout: dict[str, Any], credit: dict[str, Any], before: PolicyRe
         trained_mask=trained_mask,
         advantages=advantages,
         behaviour_logprobs=None if behaviour is None else _floats(behaviour),
+        returns=None if credit["returns"] is None else _floats(credit["returns"]),
         weight=credit["weight"],
         is_off_policy=rollout["policy_id"] != before.policy_id,
         term=credit["term"],

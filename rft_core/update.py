@@ -20,11 +20,11 @@ from torch import Tensor
 
 from data_contracts.refs import PolicyRef
 from data_contracts.schemas import UPDATES
-from rft_core.batching import MicroBatch
 from rft_core.config import AlgorithmSettings, RolloutSettings, TrainingSettings
+from rft_core.critic import Critic, SharedTrunk
+from rft_core.critic_settings import CriticSettings
 from rft_core.errors import TrainingDiverged
 from rft_core.kl_controller import adapted_coefficient
-from rft_core.losses import ROW_KINDS, LossBatch
 from rft_core.mini_batches import MiniBatch, plan_mini_batches
 from rft_core.objective import finish_metrics, merge_sums, step_kept
 from rft_core.optimizer import Optimizer, learning_rate
@@ -39,8 +39,10 @@ from rft_core.preference_step import (
 )
 from rft_core.resolve import check, resolve_algorithm
 from rft_core.seeds import derive, uniforms
+from rft_core.step_batches import Scores, loss_batch
 from rft_core.terms import Algorithm, Kl
 from rft_core.train_rows import train_rows
+from rft_core.value_step import accumulate_values, for_critic, refuse_without_returns, value_parts, with_value_term
 
 Progress = Callable[[int, int, str], None]
 
@@ -56,6 +58,7 @@ class TrainState:
 
     policy: Policy
     optimizer: Optimizer
+    critic: Critic | None = None
     optimizer_step: int = 0  # rows of record `updates` so far: steps taken and skipped
     skipped_in_a_row: int = 0  # for a non-finite loss or gradient
     shift: RunningShift = field(default_factory=RunningShift)
@@ -63,17 +66,8 @@ class TrainState:
     kl_coefficient: float | None = None  # where it adapts, after the first update: that of the next one
 
     @classmethod
-    def start(cls, policy: Policy) -> TrainState:
-        return cls(policy, Optimizer.over(policy))
-
-
-@dataclass(frozen=True)
-class Scores:
-    """float32 logprobs per row, by rollout id and segment (`TrainRow.key`), from before the first optimizer step."""
-
-    old: Logprobs | None
-    reference: Logprobs | None
-    kept: dict[tuple[str, int], Tensor] | None = None  # bool: by a gate over the whole optimizer step
+    def start(cls, policy: Policy, critic: Critic | None = None) -> TrainState:
+        return cls(policy, Optimizer.over(policy), critic)
 
 
 @dataclass(frozen=True)
@@ -87,6 +81,17 @@ class _Update:
     total_optimizer_steps: int
     advance: Callable[[str], None]
     seed: int  # of this update
+    critic: CriticSettings
+
+    @property
+    def is_warming(self) -> bool:
+        """Whether the critic is trained alone."""
+        return self.algorithm.value is not None and self.version <= self.critic.warmup_steps
+
+    def shared_trunk(self, state: TrainState) -> SharedTrunk | None:
+        """The head that is trained by one loss with the policy; null where each has a loss of its own."""
+        model = state.critic.model if state.critic is not None and self.algorithm.value is not None else None
+        return model if isinstance(model, SharedTrunk) and not self.is_warming else None
 
 
 def update_policy(
@@ -99,6 +104,7 @@ def update_policy(
     rollout: RolloutSettings,
     before: PolicyRef,
     reference: Scorer | None,
+    critic: CriticSettings | None = None,
     seed: int,
     total_steps: int,
     progress: Progress | None = None,
@@ -106,24 +112,27 @@ def update_policy(
     """Train `state`, which holds policy `before`, into version before.version + 1; gives its rows of `updates`.
 
     `total_steps` is the number of optimizer steps of the whole run, for schedules that depend on it. Rows of another
-    policy than `before` are off-policy. Raises ContractError when rollouts and advantages do not pair up,
-    TrainingDiverged after too many non-finite steps in a row; a step that is skipped leaves no trace in weights and
-    moments.
+    policy than `before` are off-policy. Raises ContractError when rollouts and advantages do not pair up or a critic
+    finds no returns, TrainingDiverged after too many non-finite steps in a row; a step that is skipped leaves no trace
+    in weights and moments.
     """
-    row_of_table = _with_adapted_kl(resolve_algorithm(algorithm), state)
+    critic = critic or CriticSettings()
+    row_of_table = with_value_term(_with_adapted_kl(resolve_algorithm(algorithm), state), state.critic, critic)
     check(row_of_table, training)
     rows = train_rows(rollouts, advantages, before, row_of_table.positions)
+    refuse_without_returns(rows, row_of_table)
     version = before.version + 1
     seed = derive(seed, "update", version)
     plan = plan_mini_batches(state.policy, rows, row_of_table, training, rollout.max_completion_tokens, seed)
+    of_critic = [for_critic(state.critic, mini_batch, row_of_table, training.micro_batch_tokens) for mini_batch in plan]
     num_passes = len(plan) // training.epochs
+    counter = _Counter(progress)
+    update = _Update(row_of_table, training, rollout.temperature, version, total_steps, counter.advance, seed, critic)
     is_behind = len(plan) > 1 or any(row.is_off_policy and row.num_trained_tokens for row in rows)
-    needs_old, needs_reference = is_behind and row_of_table.needs_old, row_of_table.needs_reference
-    counter = _counter(plan, num_passes, needs_old + needs_reference, row_of_table, progress)
-    update = _Update(row_of_table, training, rollout.temperature, version, total_steps, counter, seed)
-    scorers = {"old": state.policy if needs_old else None, "reference": reference if needs_reference else None}
-    scores = Scores(**{name: _score(scorer, plan[:num_passes], update, name) for name, scorer in scorers.items()})
-    steps = [_optimizer_step(state, mini_batch, scores, update) for mini_batch in plan]
+    passes = _passes_before(state, reference, update, is_behind, (plan[:num_passes], of_critic[:num_passes]))
+    counter.total = _num_micro_batches(state, plan, of_critic, passes, update)
+    scores = Scores(**{name: _score(*parts, update, name) for name, parts in passes.items()})
+    steps = [_optimizer_step(state, *parts, scores, update) for parts in zip(plan, of_critic, strict=True)]
     made = [row for row, _ in steps]
     if row_of_table.kl.target is not None:
         num_rollouts = len({row.rollout_id for row in rows if row.num_trained_tokens})
@@ -138,6 +147,26 @@ def _with_adapted_kl(algorithm: Algorithm, state: TrainState) -> Algorithm:
     return replace(algorithm, kl=replace(algorithm.kl, coefficient=state.kl_coefficient))
 
 
+def _passes_before(
+    state: TrainState,
+    reference: Scorer | None,
+    update: _Update,
+    is_behind: bool,
+    first: tuple[Sequence[MiniBatch], Sequence[MiniBatch | None]],
+) -> dict[str, tuple[Scorer, Sequence[Any]]]:
+    """Who scores what before the first optimizer step; `first` are the mini-batches of one epoch, and the critic's."""
+    algorithm, passes = update.algorithm, {}
+    if is_behind and algorithm.needs_old and not update.is_warming:
+        passes["old"] = (state.policy, first[0])
+    if reference is not None and algorithm.needs_reference and not update.is_warming:
+        passes["reference"] = (reference, first[0])
+    has_several_steps = len(first[0]) * update.training.epochs > 1
+    if algorithm.value is not None and algorithm.value.clip is not None and has_several_steps:
+        assert state.critic is not None, "a loss of values has a critic"
+        passes["values"] = (state.critic.model, first[1])
+    return passes
+
+
 def _next_kl_coefficient(kl: Kl, sums: dict[str, float], num_rollouts: int) -> float:
     """From the mean over rows of their token mean, over all passes of the update."""
     assert kl.target is not None, "only an adaptive coefficient has a next one"
@@ -145,49 +174,57 @@ def _next_kl_coefficient(kl: Kl, sums: dict[str, float], num_rollouts: int) -> f
     return adapted_coefficient(kl.coefficient, mean, num_rollouts, kl.target, kl.horizon)
 
 
-def _score(scorer: Scorer | None, plan: Sequence[MiniBatch], update: _Update, name: str) -> Logprobs | None:
-    """Logprobs by the weights of now, in the very micro-batches that train: on-policy ratios are exactly 1 at first."""
-    if scorer is None:
-        return None
-    scored = {}
+def _score(scorer: Scorer, plan: Sequence[MiniBatch], update: _Update, name: str) -> Logprobs:
+    """Logprobs by the weights of now, in the very micro-batches that train: on-policy ratios are exactly 1 at first. A
+    critic gives values."""
+    scored: Logprobs = {}
     with torch.no_grad():
         for mini_batch in (part for whole in plan for part in whole.parts):
             for batch in mini_batch.micro_batches:
                 logprobs_T, _ = scorer.token_logprobs(batch, update.temperature)
                 rows = mini_batch.rows_of(batch)
                 scored |= {row.key: part for row, part in zip(rows, logprobs_T.split(batch.lengths), strict=True)}
-                update.advance(f"{name} logprobs")
+                update.advance("values" if name == "values" else f"{name} logprobs")
     return scored
 
 
 def _optimizer_step(
-    state: TrainState, mini_batch: MiniBatch, scores: Scores, update: _Update
+    state: TrainState, mini_batch: MiniBatch, of_critic: MiniBatch | None, scores: Scores, update: _Update
 ) -> tuple[dict[str, Any], list[dict[str, float]]]:
     """Accumulate the gradient of a mini-batch, then step or skip; gives the row of `updates` and the sums behind it."""
     state.optimizer_step += 1
-    rate = learning_rate(update.training, state.optimizer_step, update.total_optimizer_steps)
-    optimizer = state.optimizer
-    optimizer.discard_gradients()
+    rates = _rates(state, update)
+    _discard_gradients(state)
     kept = _step_gate(state, mini_batch, scores, update)
     preferred = _preferred(state, mini_batch, scores, update)
-    sums, loss = _accumulate(state.policy, mini_batch, replace(scores, kept=kept), update, preferred)
-    norm = optimizer.grad_norm() if mini_batch.micro_batches and math.isfinite(loss) else 0.0
-    skipped = _reason_to_skip(mini_batch, loss, norm)
+    sums, loss = [], 0.0
+    if not update.is_warming:
+        sums, loss = _accumulate(state, mini_batch, replace(scores, kept=kept), update, preferred)
+    if of_critic is not None and math.isfinite(loss) and update.shared_trunk(state) is None:
+        assert state.critic is not None, "only a critic has rows of its own"
+        loss += accumulate_values(state.critic, update.algorithm.value, of_critic, scores, update.advance, sums)
+    norms = _grad_norms(state, update) if mini_batch.micro_batches and math.isfinite(loss) else (0.0, 0.0)
+    skipped = _reason_to_skip(mini_batch, loss, sum(norms))
     if skipped is None:
-        optimizer.step(update.training, rate, norm)
+        if not update.is_warming:
+            state.optimizer.step(update.training, rates[0], norms[0])
+        if of_critic is not None and state.critic is not None:
+            state.critic.optimizer.step(update.training, rates[1], norms[1])
         if preferred is not None:
             state.shift = preferred.shift
             if update.algorithm.head == "sequence_labels":
                 state.scores = state.scores.including(preferred.values)
         state.skipped_in_a_row = 0
-    optimizer.discard_gradients()
+    _discard_gradients(state)
     trained = [row for row in mini_batch.rows if row.num_trained_tokens]
     made = finish_metrics(sums) | {
         "policy_version": update.version,
         "optimizer_step": state.optimizer_step,
         "loss": loss,
-        "grad_norm": norm,
-        "learning_rate": rate,
+        "grad_norm": norms[0],
+        "learning_rate": rates[0],
+        "value_grad_norm": None if of_critic is None or update.critic.shared_trunk else norms[1],
+        "value_learning_rate": None if of_critic is None else rates[1],
         "trained_rows": len(trained),
         "trained_tokens": sum(row.num_trained_tokens for row in trained),
         "off_policy_rows": sum(row.is_off_policy for row in trained),
@@ -204,13 +241,13 @@ def _step_gate(
     state: TrainState, mini_batch: MiniBatch, scores: Scores, update: _Update
 ) -> dict[tuple[str, int], Tensor] | None:
     """What a gate over the whole optimizer step keeps of each row, by the weights of now; None without such a gate."""
-    if update.algorithm.step_gate is None or not mini_batch.micro_batches:
+    if update.algorithm.step_gate is None or update.is_warming or not mini_batch.micro_batches:
         return None
     batches, draws = [], []
     with torch.no_grad():
         for batch in mini_batch.micro_batches:
             logprobs_T, entropy_T = state.policy.token_logprobs(batch, update.temperature)
-            batches.append(_loss_batch(mini_batch, batch, scores, logprobs_T, entropy_T))
+            batches.append(loss_batch(mini_batch, batch, scores, logprobs_T, entropy_T))
             rows = mini_batch.rows_of(batch)
             seeds = [derive(update.seed, "gate", state.optimizer_step, *row.key) for row in rows]
             numbers = [uniforms(seed, length) for seed, length in zip(seeds, batch.lengths, strict=True)]
@@ -229,32 +266,67 @@ def _preferred(state: TrainState, mini_batch: MiniBatch, scores: Scores, update:
     if preference is None or not mini_batch.forward_rows:
         return None
     current = _score(state.policy, [mini_batch], update, "preference")
-    assert current is not None
     kl = 0.0
     if mini_batch.mismatched is not None and scores.reference is not None:
         kl = mean_log_ratio(mini_batch.mismatched.rows, current, scores.reference)
     return preference_gradient(preference, mini_batch.forward_rows, current, scores.reference, state.shift, kl)
 
 
+def _rates(state: TrainState, update: _Update) -> tuple[float, float]:
+    """Learning rates of the policy and of the critic, which one shared trunk has in common."""
+    arguments = state.optimizer_step, update.total_optimizer_steps
+    rate = learning_rate(update.training, *arguments)
+    of_critic = rate
+    if not update.critic.shared_trunk:
+        peak = update.critic.peak_learning_rate
+        of_critic = learning_rate(update.training.model_copy(update={"learning_rate": peak}), *arguments)
+    return 0.0 if update.is_warming else rate, of_critic
+
+
+def _grad_norms(state: TrainState, update: _Update) -> tuple[float, float]:
+    """Of the policy and of the critic; one over both where they are trained by one loss."""
+    policy = 0.0 if update.is_warming else state.optimizer.grad_norm()
+    if update.algorithm.value is None or state.critic is None:
+        return policy, 0.0
+    critic = state.critic.optimizer.grad_norm()
+    both = math.hypot(policy, critic)
+    return (both, both) if state.critic.is_shared else (policy, critic)
+
+
+def _discard_gradients(state: TrainState) -> None:
+    state.optimizer.discard_gradients()
+    if state.critic is not None:
+        state.critic.optimizer.discard_gradients()
+
+
 def _accumulate(
-    policy: Policy, mini_batch: MiniBatch, scores: Scores, update: _Update, preferred: PreferenceGradient | None
+    state: TrainState, mini_batch: MiniBatch, scores: Scores, update: _Update, preferred: PreferenceGradient | None
 ) -> tuple[list[dict[str, float]], float]:
     """Forward and backward of every micro-batch; stops at the first loss that is not finite."""
+    policy, trunk = state.policy, update.shared_trunk(state)
+    gradient = update.algorithm.needs_entropy_gradient
     sums, total = ([], 0.0) if preferred is None else ([preferred.sums], preferred.loss)
     if not math.isfinite(total):
         return sums, total
     for batch in mini_batch.micro_batches:
-        logprobs_T, entropy_T = policy.token_logprobs(
-            batch, update.temperature, entropy_gradient=update.algorithm.needs_entropy_gradient
-        )
-        loss_batch = _loss_batch(mini_batch, batch, scores, logprobs_T, entropy_T)
-        parts = update.algorithm.loss(loss_batch, mini_batch.denominators, update.version)
-        loss = float(parts.loss.detach())
+        values_T = None
+        if trunk is None:
+            logprobs_T, entropy_T = policy.token_logprobs(batch, update.temperature, entropy_gradient=gradient)
+        else:
+            scored = policy.logprobs_and_hidden(batch, update.temperature, entropy_gradient=gradient)
+            logprobs_T, entropy_T, values_T = *scored[:2], trunk.values_of(scored[2])
+        policy_batch = loss_batch(mini_batch, batch, scores, logprobs_T, entropy_T)
+        parts = update.algorithm.loss(policy_batch, mini_batch.denominators, update.version)
+        differentiated = parts.loss
         sums.append(parts.sums)
+        if values_T is not None:
+            of_values = value_parts(update.algorithm.value, mini_batch, batch, scores, values_T)
+            differentiated = differentiated + of_values.loss
+            sums.append(of_values.sums)
+        loss = float(differentiated.detach())
         total += loss
         if not math.isfinite(loss):
             break
-        differentiated = parts.loss
         if preferred is not None:
             coefficients = [preferred.coefficients[row.key] for row in mini_batch.rows_of(batch)]
             slope_T = torch.cat(coefficients).to(logprobs_T.device)
@@ -262,43 +334,6 @@ def _accumulate(
         differentiated.backward()
         update.advance("forward and backward")
     return sums, total
-
-
-def _loss_batch(
-    mini_batch: MiniBatch, batch: MicroBatch, scores: Scores, logprobs_T: Tensor, entropy_T: Tensor | None
-) -> LossBatch:
-    rows = mini_batch.rows_of(batch)
-    device = logprobs_T.device
-
-    def flat(parts: list[np.ndarray]) -> Tensor:
-        return torch.from_numpy(np.concatenate(parts)).to(device)
-
-    def per_row(values: list[Any], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
-
-    def scored(values: dict[tuple[str, int], Tensor] | None) -> Tensor | None:
-        return None if values is None else torch.cat([values[row.key] for row in rows])
-
-    behaviour = None
-    if any(row.behaviour_logprobs is not None for row in rows):
-        unknown = [np.full(length, np.nan, np.float32) for length in batch.lengths]
-        known = [row.behaviour_logprobs for row in rows]
-        behaviour = flat([gap if values is None else values for values, gap in zip(known, unknown, strict=True)])
-    return LossBatch(
-        logprobs_T=logprobs_T,
-        entropy_T=entropy_T,
-        old_logprobs_T=scored(scores.old),
-        behaviour_logprobs_T=behaviour,
-        reference_logprobs_T=scored(scores.reference),
-        step_kept_T=scored(scores.kept),
-        advantages_T=flat([row.advantages for row in rows]),
-        mask_T=flat([row.trained_mask for row in rows]),
-        row_T=flat([np.repeat(np.arange(len(rows)), batch.lengths)]),
-        off_policy_R=per_row([row.is_off_policy for row in rows], torch.bool),
-        weight_R=per_row([row.weight for row in rows], torch.float32),
-        group_R=per_row([mini_batch.group_numbers[row.group_id] for row in rows], torch.int64),
-        term_R=per_row([ROW_KINDS.index(row.term) for row in rows], torch.int64),
-    )
 
 
 def _reason_to_skip(mini_batch: MiniBatch, loss: float, norm: float) -> str | None:
@@ -322,20 +357,33 @@ def _count_skipped(state: TrainState, update: _Update, made: dict[str, Any]) -> 
         )
 
 
-def _counter(
-    plan: list[MiniBatch], num_passes: int, num_scorers: int, algorithm: Algorithm, progress: Progress | None
-) -> Callable[[str], None]:
-    """A function that counts micro-batches, of all passes, and reports each."""
-    trained = sum(len(mini_batch.micro_batches) for mini_batch in plan)
-    scored = [sum(len(part.micro_batches) for part in mini_batch.parts) for mini_batch in plan]
-    total = trained * (1 + (algorithm.step_gate is not None)) + num_scorers * sum(scored[:num_passes])
-    total += sum(scored) * (algorithm.preference is not None)
-    done = 0
+def _num_micro_batches(
+    state: TrainState,
+    plan: Sequence[MiniBatch],
+    of_critic: Sequence[MiniBatch | None],
+    passes: dict[str, tuple[Scorer, Sequence[Any]]],
+    update: _Update,
+) -> int:
+    """Of all passes of an update."""
+    algorithm = update.algorithm
+    trained = [] if update.is_warming else [*plan, *(plan if algorithm.step_gate is not None else [])]
+    if update.shared_trunk(state) is None:
+        trained += [mini_batch for mini_batch in of_critic if mini_batch is not None]
+    scored = [mini_batch for _, mini_batches in passes.values() for mini_batch in mini_batches]
+    scored += plan if algorithm.preference is not None else []
+    counted = [*trained, *(part for mini_batch in scored for part in mini_batch.parts)]
+    return sum(len(mini_batch.micro_batches) for mini_batch in counted)
 
-    def advance(note: str) -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(done, total, note)
 
-    return advance
+@dataclass
+class _Counter:
+    """Counts micro-batches, of all passes, and reports each."""
+
+    progress: Progress | None
+    total: int = 0
+    done: int = 0
+
+    def advance(self, note: str) -> None:
+        self.done += 1
+        if self.progress is not None:
+            self.progress(self.done, self.total, note)

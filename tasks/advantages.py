@@ -32,6 +32,8 @@ def assign_credit(
         "current_version": slot.step - 1,
         "component_weights": recipe.component_weights,
     }
+    if context.algorithm.needs_critic:
+        settings["value_lambda"] = recipe.critic.value_lambda
     if context.algorithm.dynamic_sampling:
         settings["max_groups"] = recipe.rollout.prompts_per_step
     inputs = [*rollouts, *rewards, *([token_scores] if token_scores is not None else [])]
@@ -54,6 +56,7 @@ def assign_credit(
             slot.step - 1,
             component_weights=recipe.component_weights,
             token_scores=context.store.read(token_scores) if token_scores is not None else None,
+            value_lambda=recipe.critic.value_lambda,
             max_groups=recipe.rollout.prompts_per_step,
             seed=derive(recipe.seed, "advantages", slot.step),
         )

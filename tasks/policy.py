@@ -23,16 +23,18 @@ from data_contracts.ledger import Entry
 from data_contracts.refs import PolicyRef, TableRef, content_key
 from data_contracts.retention import committing, replay_inputs
 from rft_core.config import AlgorithmSettings, RolloutSettings
+from rft_core.critic_settings import CriticSettings
 from rft_core.errors import ReplayMismatch, SettingsError
 from tasks.context import PHASE, RunContext
 from tasks.rounds import read_all
 from tasks.semantics import SEMANTICS
 
 if TYPE_CHECKING:
+    from rft_core.critic import Critic
     from rft_core.policy import Policy
     from rft_core.update import TrainState
 
-EXACT_COLUMNS = ("loss", "grad_norm")
+EXACT_COLUMNS = ("loss", "grad_norm", "value_loss", "value_grad_norm")
 
 
 class Policies:
@@ -138,12 +140,21 @@ class Policies:
         if context.recipe.model.lora_rank:
             self._reference = None  # it is the dropped state's model without its adapter
         policy = trained.load(context.recipe.model, context.model_folder, context.recipe.seed)
-        self._state = TrainState.start(policy)
+        self._state = TrainState.start(policy, self._started_critic(policy))
         if saved is not None:
             load_checkpoint(self._state, checkpoint_folder(context.root, saved))
             context.watcher.noted(f"policy {saved.version} restored from its checkpoint")
         self._resident = saved or context.root_policy
         return self._resident
+
+    def _started_critic(self, policy: Policy) -> Critic | None:
+        """Where the run trains one; a run that only evaluates has no use for it."""
+        recipe = self.context.recipe
+        if not self.context.algorithm.needs_critic or not recipe.steps:
+            return None
+        from rft_core.critic import start_critic
+
+        return start_critic(recipe.critic, recipe.model, self.context.model_folder, policy, recipe.seed)
 
     def _newest_sound(self, policies: list[PolicyRef]) -> PolicyRef | None:
         """The last policy with a checkpoint whose bytes are those that were written; altered ones are set aside."""
@@ -218,6 +229,12 @@ def run_update(
             "since: put it back, or start another run with `rft rerun --from advantages`"
         )
     needs_reference = resolve_algorithm(algorithm).needs_reference
+    of_critic = dict(settings.get("critic", {}))
+    if of_critic and of_critic.pop("identity") != context.identity.get("critic"):
+        raise SettingsError(
+            "the critic must be what the update was made with (critic.path, critic.shared_trunk, its model's content): "
+            "put it back, or start another run from the policy's export"
+        )
     return update_policy(
         state,
         rollouts,
@@ -228,6 +245,7 @@ def run_update(
         rollout=RolloutSettings(**settings["rollout"]),
         before=before,
         reference=context.policies.reference() if needs_reference else None,
+        critic=CriticSettings(**of_critic),
         seed=settings["seed"],
         total_steps=settings["total_steps"] or 0,
         progress=context.progress(name),
@@ -247,6 +265,7 @@ def update_settings(context: RunContext) -> dict[str, Any]:
         },
         "model": recipe.model.content(),
         **algorithm_identity(context),
+        **critic_identity(context, recipe.critic.content()),
         "seed": recipe.seed,
         "total_steps": None if recipe.training.schedule == "constant" else total,
     }
@@ -258,6 +277,13 @@ def algorithm_identity(context: RunContext) -> dict[str, Any]:
 
     code = algorithm_code(context.recipe.algorithm)
     return {"algorithm_code": code} if code else {}
+
+
+def critic_identity(context: RunContext, settings: dict[str, Any]) -> dict[str, Any]:
+    """What a critic was started from, and those of its settings; nothing where the algorithm has none."""
+    if not context.algorithm.needs_critic:
+        return {}
+    return {"critic": {**settings, "identity": context.identity["critic"]}}
 
 
 def updated_policy_id(before: PolicyRef, inputs: list[TableRef], settings: dict[str, Any]) -> str:

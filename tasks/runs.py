@@ -16,6 +16,7 @@ from data_contracts.refs import digest_of
 from data_contracts.replies import Replies
 from data_contracts.store import Store
 from rft_core.config import Recipe
+from rft_core.critic_settings import CriticSettings, check_critic
 from rft_core.errors import ContentChanged, SettingsError
 from rft_core.hardware import default_threads, resolve_device, resolve_dtype, use_threads
 from rft_core.model_folder import model_digest, resolve_model_path
@@ -39,6 +40,7 @@ STAGE_OF_SETTING = {
     "rollout": "rollouts",
     "reward": "rewards",
     "algorithm": "advantages",
+    "critic": "advantages",
     "training": "update",
     "evaluation": "update",
     "steps": "update",
@@ -50,6 +52,7 @@ STAGE_OF_IDENTITY = {
     "script": "rollouts",
     "grader": "rewards",
     "algorithm": "advantages",
+    "critic": "advantages",
 }
 # Settings that a recipe may leave to the machine: chosen once, at the start of a run.
 CHOICES = (("model", "device"), ("model", "dtype"), ("training", "checkpoint_every"), ("execution", "threads"))
@@ -86,7 +89,7 @@ def open_run(
     began_with = read_recipe(folder) if read_run(folder) is not None else None
     recipe = resolved(recipe, model_folder, began_with)
     reward = resolve_scoring_models(recipe.reward, root, began_with.reward if began_with else None)
-    recipe = recipe.model_copy(update={"reward": reward})
+    recipe = recipe.model_copy(update={"reward": reward, "critic": _resolved_critic(recipe.critic, root)})
     use_threads(recipe.execution.threads)
     grader = build_grader(recipe.reward, replies=Replies(str(root)))
     lease = None
@@ -185,18 +188,38 @@ def identify(recipe: Recipe, model_folder: Path, pinned: dict[str, str], grader_
 
         check(resolve_algorithm(recipe.algorithm), recipe.training)  # other algorithms were checked with the recipe
         identity["algorithm"] = digest_of(algorithm_code(recipe.algorithm))
+    identity |= _critic_identity(recipe, model, settings)
     if recipe.rollout.script is not None:
         script = Path(recipe.rollout.script)
         if not script.is_file():
             raise SettingsError(f"rollout.script must be a file, found nothing at {script}")
         identity["script"] = digest_of(script.read_text())
     for what, digest in pinned.items():
-        if identity[what] != digest:
+        if identity.get(what) != digest:
+            kept = "critic.* and the algorithm's advantage" if what == "critic" else "model.* and the seed"
             raise SettingsError(
                 f"the {what} must be that of the run whose tables are taken over ({_short(digest)}), found "
-                f"{_short(identity[what])}: leave model.* and the seed as they were, or re-run from data without --at"
+                f"{_short(identity.get(what))}: leave {kept} as they were, or re-run from data without --at"
             )
     return identity
+
+
+def _resolved_critic(critic: CriticSettings, root: Path) -> CriticSettings:
+    if critic.path is None:
+        return critic
+    return critic.model_copy(update={"path": str(resolve_model_path(critic.path, root, "critic.path"))})
+
+
+def _critic_identity(recipe: Recipe, model: str, adapters: dict[str, Any]) -> dict[str, str]:
+    """What a critic starts from, nothing where the algorithm has none. Raises SettingsError as `check_critic` does."""
+    from rft_core.resolve import resolve_algorithm
+
+    algorithm = resolve_algorithm(recipe.algorithm)
+    check_critic(recipe.critic, algorithm, recipe.steps)
+    if not algorithm.needs_critic:
+        return {}
+    start = model_digest(Path(recipe.critic.path)) if recipe.critic.path else model
+    return {"critic": digest_of({"model": start, "shared_trunk": recipe.critic.shared_trunk, **adapters})}
 
 
 def _accept(

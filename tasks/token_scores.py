@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING, Any
 
 from prefect.client.schemas.objects import State
 
-from data_contracts.refs import TableRef, content_key
-from tasks.context import opened
+from data_contracts.refs import PolicyRef, TableRef, content_key
+from tasks.context import RunContext, opened
+from tasks.policy import critic_identity
 from tasks.rounds import read_all
 from tasks.semantics import SEMANTICS
 from tasks.stage import Slot, commit, report, reuse, stage_task, write
+
+if TYPE_CHECKING:
+    from rft_core.token_scores import NamedScorer
 
 
 @stage_task("token-scores")
@@ -26,9 +31,11 @@ def score_tokens(run: str, slot: Slot, rollouts: list[TableRef]) -> State[TableR
         "temperature": recipe.rollout.temperature,
         "micro_batch_tokens": recipe.training.micro_batch_tokens,
         "model": recipe.model.content(),
+        # Its weights are part of the policy's training state, but for those that the first policy began with.
+        **critic_identity(context, {}),
     }
-    ids = {"old": before.policy_id, "reference": context.root_policy.policy_id}
-    models = {name: ids[name] for name in context.algorithm.credit_scorers}
+    root = context.root_policy.policy_id
+    models = {name: root if name == "reference" else before.policy_id for name in context.algorithm.credit_scorers}
     key = content_key(
         "token_scores",
         inputs=rollouts,
@@ -40,12 +47,11 @@ def score_tokens(run: str, slot: Slot, rollouts: list[TableRef]) -> State[TableR
     refs = reuse(context, slot, {"token_scores": key})
     reused = refs is not None
     if refs is None:
-        policy = context.policies.materialise(before).policy
-        scorer = {"old": lambda: policy, "reference": context.policies.reference}
+        scorers = [_scorer(context, before, name, model_id) for name, model_id in models.items()]
         table = token_scores.score_tokens(
             read_all(context, rollouts),
-            policy,
-            [token_scores.NamedScorer(name, model_id, scorer[name]()) for name, model_id in models.items()],
+            context.policies.materialise(before).policy,
+            scorers,
             recipe.rollout.temperature,
             recipe.training.micro_batch_tokens,
             context.progress(slot.name),
@@ -53,3 +59,17 @@ def score_tokens(run: str, slot: Slot, rollouts: list[TableRef]) -> State[TableR
         refs = {"token_scores": write(context, "token_scores", key, table, rollouts, settings)}
     commit(context, slot, refs, began=began, reused=reused)
     return report(context, slot, {"rows": refs["token_scores"].rows}, refs["token_scores"], reused)
+
+
+def _scorer(context: RunContext, before: PolicyRef, name: str, model_id: str) -> NamedScorer:
+    from rft_core.critic import BehindTokens
+    from rft_core.token_scores import NamedScorer
+
+    state = context.policies.materialise(before)
+    if name == "reference":
+        return NamedScorer(name, model_id, context.policies.reference())
+    if name == "old":
+        return NamedScorer(name, model_id, state.policy)
+    assert state.critic is not None, f"{name} needs a critic, which is started with the policy"
+    critic: Any = state.critic.model if name == "critic" else BehindTokens(state.critic.model)
+    return NamedScorer(name, model_id, critic, critic, only_cut=name == "critic_after")
