@@ -70,6 +70,7 @@ ALGORITHMS = {
     },
     "reinforce": {"surrogate": "logprob", "aggregation": "sequence_sum"},
     "rloo": {"surrogate": "logprob", "aggregation": "sequence_sum"},
+    "ppo": {},
     "reinforce_plus_plus": {},
     "remax": {"surrogate": "logprob", "aggregation": "sequence_sum"},
     "maxrl": {"surrogate": "logprob", "aggregation": "sequence_sum"},

@@ -97,6 +97,7 @@ ROWS_OF_THE_SPEC = {
     "reinforce": ("none", "token", "none", "logprob", "sequence_sum", "old", {}),
     "rloo": ("leave_one_out", "token", "none", "logprob", "sequence_sum", "old", {}),
     "reinforce_plus_plus": ("batch_whiten", "token", "none", "clipped", "token_mean", "old", {"clip_high": 0.2}),
+    "ppo": ("gae", "token", "none", "clipped", "token_mean", "old", {"clip_low": 0.2, "clip_high": 0.2}),
     "remax": ("greedy_baseline", "token", "none", "logprob", "sequence_sum", "old", {}),
     "maxrl": ("reward_over_mean", "token", "none", "logprob", "sequence_sum", "old", {}),
     "opo": ("length_weighted_mean", "token", "none", "logprob", "sequence_sum", "old", {}),
@@ -223,6 +224,14 @@ def test_options_of_rec():
     assert rec.needs_all_rows() and not ALGORITHMS["rec"].needs_all_rows()
 
 
+def test_credit_says_whose_values_it_reads():
+    assert resolve(name="ppo").credit_scorers == ("critic",)
+    assert resolve(name="ppo", reward_kl_coefficient=0.1).credit_scorers == ("old", "reference", "critic")
+    assert resolve(advantage="gae", bootstrap_truncated=True).credit_scorers == ("critic", "critic_after")
+    assert resolve(name="ppo", advantage="group_mean").credit_scorers == ()
+    assert resolve(name="ppo").needs_all_rows() and not resolve(name="ppo", advantage="group_mean").needs_critic
+
+
 def test_scale_rl_divides_by_the_batch():
     settings = AlgorithmSettings(name="scale_rl")
     assert ALGORITHMS["scale_rl"].filled(settings).std_scope == "batch"
@@ -278,6 +287,11 @@ NONSENSE = [
     ({"name": "dr_grpo", "std_scope": "batch"}, "divides by no standard deviation"),
     ({"baseline_shift": 0.1}, "baseline_shift has no effect with advantage group_zscore; it is read by shifted_mean"),
     ({"whiten_ddof": 0}, "whiten_ddof has no effect"),
+    ({"gae_lambda": 0.9}, "gae_lambda has no effect with advantage group_zscore; it is read by gae"),
+    ({"name": "reinforce_plus_plus", "bootstrap_truncated": True}, "bootstrap_truncated has no effect"),
+    ({"name": "ppo", "advantage": "group_mean", "gamma": 0.9}, "it is read by batch_whiten or gae"),
+    ({"advantage": "per_step_group_zscore", "reward_clip_high": 1.0}, "reads step rewards, not their sum"),
+    ({"advantage": "per_step_group_zscore", "reward_kl_coefficient": 0.1}, "reads step rewards"),
     ({"advantage": "none", "drop": "balance"}, "drop has no effect with advantage none"),
     ({"name": "gdpo", "pass_at_k_over_std": True}, "pass_at_k_over_std has no effect"),
     ({"tau": 2.0}, "neither baseline log_mean_exp nor a term reads it"),

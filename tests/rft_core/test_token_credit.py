@@ -10,7 +10,7 @@ from data_contracts.schemas import TOKEN_SCORES
 from rft_core.algorithm_settings import AlgorithmSettings
 from rft_core.credit import compute_advantages
 from rft_core.errors import ContractError
-from rft_core.token_credit import batch_whiten, reference_gaps, returns_of
+from rft_core.token_credit import RowTokens, batch_whiten, reference_gaps, returns_of
 from tests.rft_core.credit_tables import tables
 
 NAMES = ("rollout_id", "segment", "scorer", "model_id", "values")
@@ -49,11 +49,11 @@ def test_returns_are_discounted_by_policy_tokens():
 
 def test_tokens_of_all_rows_are_whitened_together():
     """reinforcepp of the handed cases: returns .997 .998 .998 and -1.0015 -1.001, mean .1981, variance .95896044."""
-    rewards = [np.array([-0.001, 0.0, 0.998]), np.array([-0.0005, -1.001])]
-    found = batch_whiten(rewards, AlgorithmSettings(name="reinforce_plus_plus", whiten_ddof=0))
+    rows = [RowTokens("g", np.array([-0.001, 0.0, 0.998])), RowTokens("g", np.array([-0.0005, -1.001]))]
+    found = batch_whiten(rows, AlgorithmSettings(name="reinforce_plus_plus", whiten_ddof=0)).advantages
     assert found[0].tolist() == pytest.approx([0.815815731, 0.8168369048, 0.8168369048], abs=1e-6)
     assert found[1].tolist() == pytest.approx([-1.225000064, -1.224489477], abs=1e-6)
-    assert batch_whiten([], AlgorithmSettings(name="reinforce_plus_plus")) == []
+    assert batch_whiten([], AlgorithmSettings(name="reinforce_plus_plus")).advantages == []
 
 
 def test_reinforce_plus_plus_takes_the_kl_of_each_token():

@@ -32,6 +32,16 @@ def tables(
     return pa.Table.from_pylist(rollouts, ROLLOUTS.schema), pa.Table.from_pylist(advantages, ADVANTAGES.schema)
 
 
+def with_returns(rollouts: pa.Table, advantages: pa.Table, seed: int = 5) -> pa.Table:
+    """Advantages with returns of each token, NaN where the policy wrote none; rows that are not trained have none."""
+    generator = np.random.default_rng(seed)
+    returns = []
+    for mask, is_trained in zip(rollouts["completion_mask"].to_pylist(), advantages["is_trained"], strict=True):
+        values = np.where(mask, generator.normal(0.5, 1.0, len(mask)), np.nan).tolist()
+        returns.append(values if is_trained.as_py() else None)
+    return replaced(advantages, "returns", returns)
+
+
 def _rollout(group, index, prompt, completion, mask, policy_id, behaviour) -> dict:
     return {
         "rollout_id": f"step-00001/p{group}/{index:02d}",
