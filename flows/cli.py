@@ -264,10 +264,12 @@ def export(
     adapter: Annotated[bool, typer.Option("--adapter", help="LoRA: the adapter alone, not merged.")] = False,
     root: Root = None,
 ) -> None:
-    """The run's policy as a Hugging Face model folder."""
-    from flows.export import export_run
+    """The run's policy as a Hugging Face model folder, alone: a critic stays in the checkpoint."""
+    from flows.export import export_run, has_critic
 
     print(export_run(artifact_root(root), run, to, merged=not adapter))
+    if has_critic(artifact_root(root), run):
+        print("the policy alone: the critic stays in the checkpoint", file=sys.stderr)
 
 
 @app.command()

@@ -47,6 +47,11 @@ def export_run(root: Path, run: str, to: Path | None = None, merged: bool = True
     return target
 
 
+def has_critic(root: Path, run: str) -> bool:
+    """Whether the newest checkpoint of a run holds a critic too."""
+    return (checkpoint_folder(root, newest_checkpoint(root, run)) / "critic").is_dir()
+
+
 def newest_checkpoint(root: Path, run: str) -> PolicyRef:
     """The newest policy of a run that has a complete checkpoint."""
     saved = saved_checkpoints(root, Ledger(run_folder(root, run)))

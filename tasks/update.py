@@ -80,6 +80,8 @@ def _summary(context: RunContext, ref: TableRef) -> Summary:
     }
     if last["kl"] is not None:
         summary["kl"] = last["kl"]
+    if last["value_loss"] is not None:
+        summary["value loss"] = last["value_loss"]
     if last["effective_sample_size"] is not None:
         summary["effective sample size"] = last["effective_sample_size"]
     if last["skipped"] is not None:

@@ -156,6 +156,20 @@ CHARTS: tuple[tuple[str, str, str, tuple[Value, Value], dict[str, str]], ...] = 
     ),
     ("Loss", "", "What was differentiated. Its level says little; jumps say much.", (None, None), {"loss": "loss"}),
     (
+        "Value loss",
+        "",
+        "Half the mean squared error of the critic's values to the returns, before the update.",
+        POSITIVE,
+        {"value_loss": "value loss"},
+    ),
+    (
+        "Explained variance",
+        "",
+        "Share of the returns' variance that the critic's values account for; 0 is a constant, below 0 worse than one.",
+        (None, 1.0),
+        {"explained_variance": "explained"},
+    ),
+    (
         "Preference margin",
         "",
         "Mean implicit reward of chosen and rejected completions, or score of a reward model.",
@@ -205,7 +219,7 @@ CHARTS: tuple[tuple[str, str, str, tuple[Value, Value], dict[str, str]], ...] = 
 STAGES: dict[str, tuple[str, ...]] = {
     "rollouts": ("prompts", "rollouts"),
     "rewards": ("rewards",),
-    "advantages": ("advantages",),
+    "advantages": ("token-scores", "advantages"),
     "update": ("update",),
     "checkpoint": ("checkpoint",),
     "evaluation": ("evaluation-rollouts", "evaluation-rewards", "evaluation"),

@@ -74,6 +74,33 @@ def test_killed_while_the_choice_of_prompts_goes_by_rewards(runs, tmp_path):
     assert all_digests(root, "x") == all_digests(calm, "x")
 
 
+def test_killed_with_a_critic(runs, tmp_path):
+    """At the values, within the first update that moves both, and behind a replay of it."""
+    recipe = write_recipe(
+        tmp_path,
+        make_tiny_model(tmp_path / "model"),
+        algorithm={"name": "ppo", "reward_kl_coefficient": 0.01},
+        critic={"learning_rate": 0.01, "warmup_steps": 1},
+        evaluation__every=0,
+    )
+    calm, root = tmp_path / "calm", tmp_path / "killed"
+    runs.finish("run", recipe, "--name", "x", root=calm)
+    moments = [
+        lambda: list(root.glob("store/token_scores/*/manifest.json")),
+        lambda: (root / "runs/x/ledger/main.00002.advantages.0.json").exists(),
+        lambda: (root / "runs/x/ledger/main.00003.token-scores.0.json").exists(),
+        lambda: (root / "runs/x/ledger/main.00004.advantages.0.json").exists(),
+    ]
+    for moment in moments:
+        assert runs.kill_when(moment, "run", recipe, "--name", "x", root=root)
+    runs.finish("run", recipe, "--name", "x", root=root)
+    assert all_digests(root, "x") == all_digests(calm, "x")
+    last = sorted((root / "checkpoints").glob("*/critic/*"))
+    assert [path.read_bytes() for path in last] == [
+        (calm / path.relative_to(root)).read_bytes() for path in last if (calm / path.relative_to(root)).exists()
+    ]
+
+
 @pytest.mark.parametrize("damaged", [["optimizer.safetensors"], ["model.safetensors", "state.json"]])
 def test_altered_checkpoints_are_set_aside_and_their_policies_replayed(runs, tmp_path, damaged):
     """Checkpoints of versions 2 and 4: with the newest altered the run goes on from 2, with both from the model."""

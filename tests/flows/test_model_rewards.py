@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -102,6 +103,27 @@ def test_a_reward_model_trains(tmp_path):
             assert row["reward"] == pytest.approx((logit - 0.25) / 0.5, abs=1e-5)
         assert any(row["is_trained"] for row in made)
     assert min(seen[True], seen[False]) > 0
+    assert_weights_moved(tmp_path)
+
+
+def test_tokens_get_the_steps_from_them_on(tmp_path):
+    make_tiny_classifier(tmp_path / "models" / "steps", "token", ("bad", "good"), seed=6)
+    own = "reward.functions.1.process_reward_model"
+    changes = [f"{own}.path=steps", f"{own}.dtype=float32", "rollout.max_completion_tokens=40"]
+    run(tmp_path, "process_supervision", *changes, "algorithm.advantage=per_step_group_zscore", "steps=1")
+    made = rows(tmp_path, 1)
+    groups: dict[str, list[float]] = {}
+    for row in made:
+        groups.setdefault(row["group_id"], []).extend(row["step_rewards"])
+    assert max(map(len, groups.values())) > 3
+    for row in made:
+        pool = np.array(groups[row["group_id"]])
+        z = (np.array(row["step_rewards"]) - pool.mean()) / (pool.std(ddof=1) + 1e-6)
+        wanted = [
+            sum(value for end, value in zip(row["step_ends"], z, strict=True) if end >= place)
+            for place in range(len(row["completion_token_ids"]))
+        ]
+        assert row["is_trained"] and row["token_advantages"] == pytest.approx(wanted, abs=1e-5)
     assert_weights_moved(tmp_path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 OTHER_CONVENTION = {
+    "a gap has no value and no decay: the last token before it is followed by the first one behind it": "gae_3",
     "no statistic of nothing: a group without scored members has no deviation, its rows are unscored": "nanstd_3",
     "a singleton has credit 0, not its raw score over 1": "group_mean_std",
     "alpha counts rows without signal, as the paper does, not rewards that are not 0; a singleton has credit 0": (
@@ -30,14 +31,10 @@ OTHER_CONVENTION = {
 }
 
 LATER = {
-    "advantages still to come (gae, returns per token, filters)": (
-        "gae_0 gae_2 gae_3 gae_gapskip reinforcepp gae_returns_g1_l1 "
-        "gae_returns_g1_l0.5 gae_masked_middle_two_conventions gae_multiturn_invariance reinforce_pp_returns_0 "
-        "reinforce_pp_returns_2 reinforce_pp_returns_3 reward_variance_filter_top_p"
-    ),
-    "KL in the reward, an adaptive entropy bonus": "rloo_trl entropy_ctl",
-    "losses and corrections still to come (critic, filters by divergence, approximate old policies)": (
-        "value_clip value_loss_clip areal_kl_k2_filter areal_prox_loglinear areal_prox_linear"
+    "filters by the spread of groups still to come": "reward_variance_filter_top_p",
+    "an adaptive entropy bonus": "entropy_ctl",
+    "corrections still to come (filters by divergence, approximate old policies)": (
+        "areal_kl_k2_filter areal_prox_loglinear areal_prox_linear"
     ),
     "accuracy and labels of reward models": ("prm_acc_1 prm_acc_2 prm_tok_1 prm_tok_2 prm_tok_3 prm_tok_4 prm_tok_5"),
     "weights of pairs by their likelihood, and games against the reference": "wpo nash_md xpo",

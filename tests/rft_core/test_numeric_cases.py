@@ -12,6 +12,7 @@ import pytest
 
 from tests.rft_core import (
     numeric_cases_credit,
+    numeric_cases_critic,
     numeric_cases_gates,
     numeric_cases_losses,
     numeric_cases_preference,
@@ -23,7 +24,13 @@ CASES = {
     for case in map(json.loads, (Path(__file__).parents[1] / "cases" / "numeric_cases.jsonl").read_text().splitlines())
 }
 
-MET = numeric_cases_credit.MET | numeric_cases_losses.MET | numeric_cases_gates.MET | numeric_cases_preference.MET
+MET = (
+    numeric_cases_critic.MET
+    | numeric_cases_credit.MET
+    | numeric_cases_losses.MET
+    | numeric_cases_gates.MET
+    | numeric_cases_preference.MET
+)
 
 
 def test_every_case_is_met_or_has_a_reason():

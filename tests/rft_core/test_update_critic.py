@@ -17,7 +17,7 @@ from rft_core.critic_settings import CriticSettings
 from rft_core.errors import ContractError, ModelUnreadable, SettingsError
 from rft_core.policy import Policy
 from rft_core.train_rows import train_rows
-from tests.rft_core.trainer import SPLITS, Trainer, in_float64
+from tests.rft_core.trainer import SPLITS, Trainer, gradient, in_float64
 from tests.rft_core.update_tables import ROOT, replaced, tables, with_returns
 from tests.tiny import make_tiny_classifier, make_tiny_model
 
@@ -114,6 +114,34 @@ def test_gradients_equal_an_independent_formulation(folder, reward_model):
     assert row["value_loss"] == pytest.approx(float(total.detach()) / count, rel=1e-5)
     assert row["value_grad_norm"] == pytest.approx(float(wanted.norm()), rel=1e-4)
     assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+def test_a_shared_trunk_takes_the_gradient_of_both(folder):
+    """That of the policy's loss alone, and half of the value loss's through the hidden states of a plain forward."""
+    rollouts, advantages = tables()
+    advantages = with_returns(rollouts, advantages)
+    shared = Trainer(folder, PPO, critic={"shared_trunk": True}, max_grad_norm=1e9)
+    head = torch.linspace(-0.5, 0.5, 32)
+    shared.state.critic.model.head.data.copy_(head)
+    policy = in_float64(Trainer(folder, PPO, critic={"shared_trunk": True})).state.policy
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for row in [row for row in train_rows(rollouts, advantages, ROOT) if row.num_trained_tokens]:
+        ids = torch.tensor([[*row.prompt_token_ids, *row.completion_token_ids]])
+        hidden = policy.module.base_model(ids).last_hidden_state[0]
+        values = hidden[len(row.prompt_token_ids) - 1 : -1] @ head.double()
+        mask = torch.from_numpy(row.trained_mask)
+        total = total + (values[mask] - torch.from_numpy(row.returns)[mask]).square().sum() / 2
+        count += int(mask.sum())
+    (0.5 * total / count).backward()
+    named = dict(policy.module.named_parameters())
+    of_values = torch.cat([named[name].grad.flatten() for name in policy.names])
+    without = Trainer(folder, {"name": "ppo", "advantage": "group_mean"}, max_grad_norm=1e9)
+    plain, (alone,) = gradient(without, rollouts, advantages)
+    (found, of_head), (row,) = gradients(shared, rollouts, advantages)
+    assert (found - plain - of_values).abs().max() <= 1e-5 * (plain + of_values).abs().max()
+    assert of_values.abs().max() > 0.01 * plain.abs().max()
+    assert row["grad_norm"] == pytest.approx(math.hypot(float(found.norm()), float(of_head.norm())), rel=1e-5)
+    assert row["loss"] == pytest.approx(alone["loss"] + 0.5 * float(total.detach()) / count, rel=1e-5)
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
