@@ -240,12 +240,7 @@ TOKEN_SCORES = _record(
     [
         _column("rollout_id", TEXT, "The rollout."),
         _column("segment", pa.int64(), "Its segment."),
-        _column(
-            "scorer",
-            TEXT,
-            "old | reference | teacher | critic (before each token) | critic_after (behind it; of completions that "
-            "were cut).",
-        ),
+        _column("scorer", TEXT, "old | reference | teacher | critic (before a token) | critic_after (behind it)."),
         _column("model_id", TEXT, "Identity of the model that scored; a critic is part of its policy's."),
         _column("values", FLOATS, "Aligned with completion_token_ids: logprobs, or a critic's values.", "nat"),
     ],
@@ -319,19 +314,9 @@ UPDATES = _record(
         _column("correction_kept", pa.float64(), "Share of weights neither capped nor masked.", null="not corrected"),
         _column("uncorrected_tokens", pa.int64(), "Off-policy tokens without behaviour logprobs: weight 1.", "token"),
         _column("effective_sample_size", pa.float64(), "(sum w)^2 / (N sum w^2).", null="not corrected"),
-        _column(
-            "sampling_logp_difference_mean",
-            pa.float64(),
-            "Mean |old - behaviour|.",
-            "nat",
-            null="no behaviour logprobs",
-        ),
-        _column(
-            "sampling_logp_difference_max",
-            pa.float64(),
-            "Largest |old - behaviour|.",
-            "nat",
-            null="no behaviour logprobs",
+        *(
+            _column(f"sampling_logp_difference_{name}", pa.float64(), doc, "nat", null="no behaviour logprobs")
+            for name, doc in (("mean", "Mean |old - behaviour|."), ("max", "Largest |old - behaviour|."))
         ),
         *(
             _column(f"{name}_{role}", pa.float64(), doc, unit, null="no preference objective, or none of that role")

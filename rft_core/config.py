@@ -161,12 +161,12 @@ class Recipe(Settings):
         default_factory=RewardSettings, description="What is rewarded.", json_schema_extra={"position": 5}
     )
     algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings, json_schema_extra={"position": 6})
+    training: TrainingSettings = Field(default_factory=TrainingSettings, json_schema_extra={"position": 7})
     critic: CriticSettings = Field(
         default_factory=CriticSettings,
         description="The model of values, where the advantage (gae) reads them.",
-        json_schema_extra={"position": 7},
+        json_schema_extra={"position": 8},
     )
-    training: TrainingSettings = Field(default_factory=TrainingSettings, json_schema_extra={"position": 8})
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings, json_schema_extra={"position": 9})
     retention: RetentionSettings = Field(
         default_factory=RetentionSettings, json_schema_extra={"position": 10, "execution": True}

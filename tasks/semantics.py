@@ -102,8 +102,10 @@ STAGE_SOURCES: dict[str, tuple[str, ...]] = {
     "token_scores": (
         "rft_core/batching.py",
         "rft_core/critic.py",
+        "rft_core/critic_settings.py",
         "rft_core/kernels/*.py",
         "rft_core/model_reading.py",
+        "rft_core/optimizer.py",
         "rft_core/policy.py",
         "rft_core/score_policy.py",
         "rft_core/token_scores.py",

@@ -82,7 +82,7 @@ OF_ANOTHER_STAGE = {
         "rft_core.rewards.rows",
         "rft_core.rewards.user_state",
     },
-    "token_scores": {"rft_core.data.prompts", "rft_core.seeds"},
+    "token_scores": {"rft_core.data.prompts", "rft_core.seeds", "rft_core.terms"},
     "given": {
         "rft_core.advantages",
         "rft_core.batching",
