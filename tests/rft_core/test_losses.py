@@ -244,6 +244,7 @@ LOSSES_BY_HAND = {
     "reinforce": 1 / 2,
     "rloo": 1 / 2,
     "reinforce_plus_plus": (-UP - 1.2 + 0.8) / 3,
+    "ppo": (-UP - 1.2 + 0.8) / 3,  # beside it the value loss: test_value_loss.py
     "remax": 1 / 2,
     "maxrl": 1 / 2,
     "opo": 1 / 2,
