@@ -279,13 +279,16 @@ ADVANTAGES = _record(
 
 UPDATES = _record(
     "updates",
-    2,
+    3,
     ("policy_version", "optimizer_step"),
     [
         _column("policy_version", pa.int64(), "Version that this update made.", "update"),
         _column("optimizer_step", pa.int64(), "Optimizer step within the run, from 1."),
         _column("loss", pa.float64(), "What was differentiated."),
         _column("policy_loss", pa.float64(), "The policy term alone."),
+        _column("own_loss", pa.float64(), "Loss over own rows, before its weight.", null="no mixture with experts"),
+        _column("expert_loss", pa.float64(), "Loss over expert rows, before its weight.", null="no mixture"),
+        _column("expert_coefficient", pa.float64(), "Weight of the loss over expert rows.", null="no mixture"),
         _column("value_loss", pa.float64(), "Loss of the critic.", null="no critic"),
         _column("kl", pa.float64(), "Mean k3 estimate of the KL to the reference.", "nat", null="no reference model"),
         _column("kl_k1", pa.float64(), "Mean k1 estimate: policy - reference.", "nat", null="no reference model"),
@@ -303,19 +306,9 @@ UPDATES = _record(
         _column("correction_kept", pa.float64(), "Share of weights neither capped nor masked.", null="not corrected"),
         _column("uncorrected_tokens", pa.int64(), "Off-policy tokens without behaviour logprobs: weight 1.", "token"),
         _column("effective_sample_size", pa.float64(), "(sum w)^2 / (N sum w^2).", null="not corrected"),
-        _column(
-            "sampling_logp_difference_mean",
-            pa.float64(),
-            "Mean |old - behaviour|.",
-            "nat",
-            null="no behaviour logprobs",
-        ),
-        _column(
-            "sampling_logp_difference_max",
-            pa.float64(),
-            "Largest |old - behaviour|.",
-            "nat",
-            null="no behaviour logprobs",
+        *(
+            _column(f"sampling_logp_difference_{name}", pa.float64(), doc, "nat", null="no behaviour logprobs")
+            for name, doc in (("mean", "Mean |old - behaviour|."), ("max", "Largest |old - behaviour|."))
         ),
         *(
             _column(f"{name}_{role}", pa.float64(), doc, unit, null="no preference objective, or none of that role")
@@ -331,6 +324,7 @@ UPDATES = _record(
         _column("learning_rate", pa.float64(), "Of this optimizer step."),
         _column("trained_rows", pa.int64(), "Rows in the denominator.", "row"),
         _column("trained_tokens", pa.int64(), "Tokens in the denominator.", "token"),
+        _column("expert_rows", pa.int64(), "Rows among them that experts wrote.", "row", null="no mixture"),
         _column("off_policy_rows", pa.int64(), "Rows sampled by another policy than the one updated.", "row"),
         _column("forward_rows", pa.int64(), "Rows that needed a forward pass.", "row"),
         _column("skipped", TEXT, "Why the optimizer did not step.", null="it did"),

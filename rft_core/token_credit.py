@@ -81,14 +81,15 @@ def with_token_credit(
     algorithm: Algorithm,
     settings: AlgorithmSettings,
 ) -> pa.Table:
-    """The table with token_advantages of its trained rows, and their mean as the credit of the whole segment.
+    """The table with token_advantages of its trained rows, and their mean as the credit of the whole segment. Rows
+    without a mask, which experts wrote, keep one credit for all tokens.
 
     A rollout's reward is that of its last policy token; `algorithm.reward_kl` x gap is taken from each.
     """
     keys = list(zip(advantages["rollout_id"].to_pylist(), advantages["segment"].to_pylist(), strict=True))
     segments: dict[str, list[tuple[str, int]]] = {}
     for key, is_trained in zip(keys, advantages["is_trained"].to_pylist(), strict=True):
-        if is_trained and masks[key].any():
+        if is_trained and key in masks and masks[key].any():
             segments.setdefault(key[0], []).append(key)
     segments = {rollout_id: sorted(parts) for rollout_id, parts in segments.items()}
     rewards = []
@@ -107,7 +108,10 @@ def with_token_credit(
             credit[key] = np.zeros(len(masks[key]), np.float32)
             credit[key][masks[key]] = advantages_T[start : start + count]
             start += count
-    means = [float(credit[key][masks[key]].mean()) if key in credit else 0.0 for key in keys]
+    whole = dict(zip(keys, advantages["advantage"].to_pylist(), strict=True))
+    means = [
+        float(credit[key][masks[key]].mean()) if key in credit else 0.0 if key in masks else whole[key] for key in keys
+    ]
     table = _with(advantages, "token_advantages", [credit.get(key) for key in keys])
     return _with(table, "advantage", means)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from data_contracts.refs import PolicyRef
 from data_contracts.schemas import UPDATES
-from rft_core.batching import MicroBatch
+from rft_core.batching import MicroBatch, TrainRow
 from rft_core.config import AlgorithmSettings, RolloutSettings, TrainingSettings
 from rft_core.errors import TrainingDiverged
 from rft_core.kl_controller import adapted_coefficient
@@ -117,7 +117,10 @@ def update_policy(
     seed = derive(seed, "update", version)
     plan = plan_mini_batches(state.policy, rows, row_of_table, training, rollout.max_completion_tokens, seed)
     num_passes = len(plan) // training.epochs
-    is_behind = len(plan) > 1 or any(row.is_off_policy and row.num_trained_tokens for row in rows)
+    # Rows of experts are off-policy, but of no policy that a loss compares with.
+    is_behind = len(plan) > 1 or any(
+        row.is_off_policy and row.num_trained_tokens and row.term != "expert" for row in rows
+    )
     needs_old, needs_reference = is_behind and row_of_table.needs_old, row_of_table.needs_reference
     counter = _counter(plan, num_passes, needs_old + needs_reference, row_of_table, progress)
     update = _Update(row_of_table, training, rollout.temperature, version, total_steps, counter, seed)
@@ -191,6 +194,7 @@ def _optimizer_step(
         "trained_rows": len(trained),
         "trained_tokens": sum(row.num_trained_tokens for row in trained),
         "off_policy_rows": sum(row.is_off_policy for row in trained),
+        **_expert_columns(update, trained),
         "forward_rows": len(mini_batch.forward_rows),
         "kl_coefficient": update.algorithm.kl.coefficient if update.algorithm.needs_reference else None,
         "skipped": skipped,
@@ -299,6 +303,17 @@ def _loss_batch(
         group_R=per_row([mini_batch.group_numbers[row.group_id] for row in rows], torch.int64),
         term_R=per_row([ROW_KINDS.index(row.term) for row in rows], torch.int64),
     )
+
+
+def _expert_columns(update: _Update, trained: list[TrainRow]) -> dict[str, Any]:
+    algorithm = update.algorithm
+    if not algorithm.takes_experts:
+        return {}
+    term = next(term for term in algorithm.terms if term.rows == "expert")
+    return {
+        "expert_coefficient": algorithm.coefficient_of(term, update.version),
+        "expert_rows": sum(row.term == "expert" for row in trained),
+    }
 
 
 def _reason_to_skip(mini_batch: MiniBatch, loss: float, norm: float) -> str | None:
