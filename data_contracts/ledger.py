@@ -28,6 +28,7 @@ from data_contracts.refs import PolicyRef, TableRef
 LOCK_TRIES, LOCK_RETRY_SECONDS = 5, 0.02
 
 BASELINE = 100  # round of greedy completions; rounds of fresh prompts are numbered from 1, and fewer
+EXPERTS = 200  # round of completions that the second data section gives, and the slot of its data set
 STAGES = (
     "data",
     "prompts",

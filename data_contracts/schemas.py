@@ -298,6 +298,9 @@ UPDATES = _record(
             "value_grad_norm", pa.float64(), "Of the critic, before clipping.", null="no critic of its own weights"
         ),
         _column("value_learning_rate", pa.float64(), "Of the critic in this optimizer step.", null="no critic"),
+        _column("own_loss", pa.float64(), "Loss over own rows, before its weight.", null="no mixture with experts"),
+        _column("expert_loss", pa.float64(), "Loss over expert rows, before its weight.", null="no mixture"),
+        _column("expert_coefficient", pa.float64(), "Weight of the loss over expert rows.", null="no mixture"),
         _column("kl", pa.float64(), "Mean k3 estimate of the KL to the reference.", "nat", null="no reference model"),
         _column("kl_k1", pa.float64(), "Mean k1 estimate: policy - reference.", "nat", null="no reference model"),
         _column("kl_coefficient", pa.float64(), "Weight of the KL term in this update.", null="no reference model"),
@@ -332,6 +335,7 @@ UPDATES = _record(
         _column("learning_rate", pa.float64(), "Of this optimizer step."),
         _column("trained_rows", pa.int64(), "Rows in the denominator.", "row"),
         _column("trained_tokens", pa.int64(), "Tokens in the denominator.", "token"),
+        _column("expert_rows", pa.int64(), "Rows among them that experts wrote.", "row", null="no mixture"),
         _column("off_policy_rows", pa.int64(), "Rows sampled by another policy than the one updated.", "row"),
         _column("forward_rows", pa.int64(), "Rows that needed a forward pass.", "row"),
         _column("skipped", TEXT, "Why the optimizer did not step.", null="it did"),

@@ -9,7 +9,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from data_contracts.ledger import BASELINE
+from data_contracts.ledger import BASELINE, EXPERTS
 
 # What a stage is called: its step, and its round where that is not the first.
 SLOT = re.compile(r"(?P<name>[a-z-]+)-(?P<step>[0-9]{5,})(-(?P<round>[0-9]+))?")
@@ -67,14 +67,15 @@ class LiveWatcher:
             return
         name, step, round_ = slot["name"], int(slot["step"]), int(slot["round"] or 0)
         if name == "data":
-            self.console.print("data  " + _words(summary, tuple(summary)))
+            self.console.print(("experts  " if round_ == EXPERTS else "data  ") + _words(summary, tuple(summary)))
         elif name == "evaluation":
             self.console.print(f"evaluation after step {step}  " + _words(summary, tuple(summary)))
             self._step_began = time.monotonic()
         elif name in STEP_LINE:
             if words := _words(summary, STEP_LINE[name]):
-                of_round = f"greedy {words}" if round_ == BASELINE else f"round {round_} {words}" if round_ else words
-                self._lines.setdefault(step, []).append(of_round)
+                of_round = {0: words, BASELINE: f"greedy {words}", EXPERTS: f"expert {words}"}
+                words = of_round.get(round_, f"round {round_} {words}")
+                self._lines.setdefault(step, []).append(words)
             if name == "update":
                 self._end_step(step, "reused" in summary)
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from prefect import flow
 
-from data_contracts.ledger import Ledger
+from data_contracts.ledger import EXPERTS, Ledger
 from data_contracts.retention import saved_checkpoints
 from flows.inspect.deleted import refuse_deleted
 from flows.inspect.run import open_run
@@ -56,10 +56,11 @@ READ_FIRST: dict[str, tuple[str, ...]] = {
 # Settings that no stage after the named one reads: a rerun that takes that stage over cannot change them. The longest
 # name that fits counts. Prompts are chosen anew wherever rollouts are.
 LAST_READ_BY: dict[Stage, tuple[str, ...]] = {
-    "data": ("data",),
+    "data": ("data", "experts"),
     "rollouts": (
         *(f"rollout.{name}" for name in ("prompts_per_step", "group_size", "temperature", "top_p", "top_k", "ahead")),
         *(f"data.{name}" for name in ("order", "difficulty_field", "target_pass_rate", "stats_decay")),
+        *(f"experts.{name}" for name in ("order", "difficulty_field", "per_step")),
     ),
     "rewards": ("reward",),
     "advantages": (
@@ -84,6 +85,10 @@ LAST_READ_BY: dict[Stage, tuple[str, ...]] = {
         "algorithm.reward_clip_high",
         "algorithm.overlong_buffer_tokens",
         "algorithm.max_staleness",
+        "algorithm.select",
+        "algorithm.pass_threshold",
+        "algorithm.duplicate_to_fill",
+        "experts.source_weights",
     ),
 }
 
@@ -173,6 +178,9 @@ def _refuse_without_effect(old: Recipe, new: Recipe, run: str, stage: Stage, at:
             if f"{change.path}.".startswith(f"{name}.")
         ]
         last = max(readers)[1] if readers else None
+        if change.path == "experts":  # a run without them becomes a mixture, or the other way round: nothing is sampled
+            last = "advantages"
+            taken |= {last} & set(PINNED[stage])
         if last in taken:
             mend = f"use --from {last}" + (" without --at" if at is not None else "")
             raise SettingsError(f"{change.path} has no effect: the {last} are those of run {run!r}; {mend}")
@@ -180,7 +188,7 @@ def _refuse_without_effect(old: Recipe, new: Recipe, run: str, stage: Stage, at:
 
 def _pinned_identity(stage: Stage, at: int | None) -> tuple[str, ...]:
     """What must be that of the old run: prompts were tokenised with its tokenizer, a branch stands on its model."""
-    of_data = ("source", "tokenizer") if stage != "data" or at is not None else ()
+    of_data = ("source", "experts", "tokenizer") if stage != "data" or at is not None else ()
     return (*of_data, "policy", "critic") if at is not None and at > 1 else of_data
 
 
@@ -198,6 +206,8 @@ def pin(context: RunContext, source: Ledger, run: str, stage: Stage, at: int | N
     """Take the old run's entries over into the new ledger, by ref."""
     for entry in source.entries(phase=PHASE):
         if entry.step > context.recipe.steps or not _is_pinned(entry.stage, entry.step, stage, at):
+            continue
+        if entry.round == EXPERTS and context.recipe.experts is None:
             continue
         if context.ledger.get(entry.phase, entry.step, entry.stage, entry.round) is None:
             context.ledger.commit(replace(entry, pinned_from=entry.pinned_from or run, reused=True))

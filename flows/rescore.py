@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from data_contracts.files import LocalFiles
+from data_contracts.ledger import EXPERTS
 from data_contracts.refs import TableRef
 from flows.inspect.run import RunView, open_run
 from flows.inspect.terminal import print_columns
@@ -50,7 +51,11 @@ def rescore(
             raise SettingsError(f"rescoring changes reward.* alone, got {change.path}: use rft rerun")
     changed = changed.model_copy(update={"reward": resolve_scoring_models(changed.reward, root)})
     grader = build_grader(changed.reward)
-    stored = [(entry.step, ref) for entry, ref in view.refs("rewards", "rewards") if step in (None, entry.step)]
+    stored = [
+        (entry.step, ref)
+        for entry, ref in view.refs("rewards", "rewards")
+        if step in (None, entry.step) and entry.round != EXPERTS  # what the data says, no function said
+    ]
     if not changed.reward.functions:
         raise SettingsError(f"run {run!r} has no reward functions: its data says what its completions are worth")
     if not stored:

@@ -18,7 +18,7 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 
 from data_contracts.errors import RunBusy
-from data_contracts.ledger import BASELINE
+from data_contracts.ledger import BASELINE, EXPERTS
 from data_contracts.refs import PolicyRef, TableRef
 from flows.orphans import crash_flow_run
 from flows.root import flow_root
@@ -74,6 +74,7 @@ def train_steps(context: RunContext) -> dict[str, Any]:
     dataset: TableRef = run_stage(context, validate_data, Slot(0, "data"))
     if context.algorithm.samples:
         probe_rewards(context, dataset)
+    experts = validate_experts(context, dataset)
     progress = _StepProgress(context.name)
     if is_evaluated(context, 0):
         evaluate_policy(context, dataset, 0)
@@ -82,18 +83,28 @@ def train_steps(context: RunContext) -> dict[str, Any]:
         # With `ahead`, rollouts are made before the updates in between: the schedule is static, whatever ends first.
         for early in range(step, min(step + recipe.rollout.ahead, recipe.steps) + 1):
             if early not in rounds:
-                rounds[early] = make_rounds(context, dataset, early)
+                rounds[early] = make_rounds(context, dataset, early, experts)
         made = rounds.pop(step)
         rewards = [round_.rewards or score_round(context, step, round_) for round_ in made]
         rollouts = [round_.rollouts for round_ in made]
         trained = [round_.rollouts for round_ in made if round_.number != BASELINE]
-        scores = scores_for_credit(context, step, trained)
-        advantages: TableRef = run_stage(context, assign_credit, Slot(step, "advantages"), rollouts, rewards, scores)
+        scores = scores_for_credit(context, step, [r.rollouts for r in made if r.number not in (BASELINE, EXPERTS)])
+        weighed = experts if recipe.experts is not None and recipe.experts.source_weights else None
+        credit = rollouts, rewards, scores, weighed
+        advantages: TableRef = run_stage(context, assign_credit, Slot(step, "advantages"), *credit)
         run_stage(context, update_policy, Slot(step, "update"), trained, advantages)
         if is_evaluated(context, step):
             evaluate_policy(context, dataset, step)
         progress.advance(step, recipe.steps)
     return publish(context)
+
+
+def validate_experts(context: RunContext, dataset: TableRef) -> TableRef | None:
+    """The data set of expert examples, clear of what `dataset` holds out; null where none are trained on."""
+    if not context.algorithm.takes_experts or not context.recipe.steps:
+        return None
+    experts: TableRef = run_stage(context, validate_data, Slot(0, "data", EXPERTS), dataset)
+    return experts
 
 
 @dataclass(frozen=True)
@@ -106,9 +117,9 @@ class Round:
     rewards: TableRef | None = None
 
 
-def make_rounds(context: RunContext, dataset: TableRef, step: int) -> list[Round]:
+def make_rounds(context: RunContext, dataset: TableRef, step: int, experts: TableRef | None = None) -> list[Round]:
     """The step's prompts and their rollouts, by the policy that the schedule names: one round, and where the algorithm
-    asks for it fresh prompts until the step is full, and greedy baselines."""
+    asks for it fresh prompts until the step is full, greedy baselines, and completions of `experts`."""
     prompts: TableRef = run_stage(context, choose_prompts, Slot(step, "prompts"), dataset, history_of(context, step))
     if not context.algorithm.samples:
         return [Round(0, prompts, run_stage(context, render_rollouts, Slot(step, "rollouts"), prompts))]
@@ -117,6 +128,10 @@ def make_rounds(context: RunContext, dataset: TableRef, step: int) -> list[Round
         rounds.append(generate_round(context, step, BASELINE, prompts))
     if context.algorithm.dynamic_sampling:
         rounds = fill_up(context, dataset, step, rounds)
+    if experts is not None:
+        examples: TableRef = run_stage(context, choose_prompts, Slot(step, "prompts", EXPERTS), experts)
+        given: TableRef = run_stage(context, render_rollouts, Slot(step, "rollouts", EXPERTS), examples)
+        rounds.append(Round(EXPERTS, examples, given))
     return rounds
 
 
@@ -127,7 +142,7 @@ def generate_round(context: RunContext, step: int, number: int, prompts: TableRe
 
 
 def score_round(context: RunContext, step: int, round_: Round) -> TableRef:
-    score = score_rollouts if context.algorithm.samples else read_rewards
+    score = score_rollouts if context.algorithm.samples and round_.number != EXPERTS else read_rewards
     slot = Slot(step, "rewards", round_.number)
     rewards: TableRef = run_stage(context, score, slot, round_.rollouts, round_.prompts)
     return rewards

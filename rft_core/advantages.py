@@ -33,6 +33,7 @@ class Credits:
     is_masked_N: np.ndarray | None = None  # bool: counted, but not trained (truncated, under `truncated: mask`)
     length_N: np.ndarray | None = None  # int64, tokens that the policy wrote; None where no estimator reads them
     draw_N: np.ndarray | None = None  # a seeded number of each rollout, for what is left out by lot
+    index_N: np.ndarray | None = None  # int64, of each rollout in its group; None: the order of the rows
     baseline_N: np.ndarray | None = None  # float64, reward of the prompt's greedy completion; None where none was made
     components: Mapping[str, np.ndarray] = field(default_factory=dict)  # float64[N], NaN where a row has no such score
     component_weights: Mapping[str, float] = field(default_factory=dict)
@@ -290,6 +291,21 @@ def reward_itself(credits: Credits, settings: AlgorithmSettings) -> np.ndarray:
     return np.where(credits.is_counted_N, credits.reward_N, 0.0)
 
 
+def selected(credits: Credits, settings: AlgorithmSettings) -> np.ndarray:
+    """1 for what passes: the best of each group, of equal ones that with the lowest index, or all (RAFT, arXiv
+    2304.06767, algorithm 1); 0 for the rest. What is masked is not chosen, and does not stand in the way."""
+    is_candidate_N = credits.is_counted_N & (credits.reward_N >= settings.pass_threshold)
+    if credits.is_masked_N is not None:
+        is_candidate_N &= ~credits.is_masked_N
+    if settings.select == "passing":
+        return is_candidate_N.astype(np.float64)
+    index_N = np.arange(len(is_candidate_N)) if credits.index_N is None else credits.index_N
+    advantage_N = np.zeros(len(is_candidate_N))
+    for members in _split_by_group(np.flatnonzero(is_candidate_N), credits.group_N):
+        advantage_N[members[np.lexsort((index_N[members], -credits.reward_N[members]))[0]]] = 1.0
+    return advantage_N
+
+
 ADVANTAGES = {
     "group_zscore": group_zscore,
     "group_mean": group_mean,
@@ -304,4 +320,5 @@ ADVANTAGES = {
     "greedy_baseline": greedy_baseline,
     "group_mean_batch_whiten": group_mean_batch_whiten,
     "group_mean_rescaled": group_mean_rescaled,
+    "selected": selected,
 }

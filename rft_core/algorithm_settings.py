@@ -5,38 +5,14 @@ A setting that is null takes the row's value. One that nothing would read is ref
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from rft_core.preference_settings import PreferenceSettings
 from rft_core.settings import NOT_BLANK, Settings
 
 CUSTOM = {"path": "name", "advantage_path": "advantage", "surrogate_path": "surrogate"}  # path -> what it belongs to
-
-
-class PreferenceSettings(Settings):
-    """Null takes the value of the algorithm's row."""
-
-    losses: dict[str, Annotated[float, Field(ge=0)]] | None = Field(
-        None, min_length=1, description="Losses and their weights, e.g. {dpo: 0.8, nll: 0.2}."
-    )
-    beta: float | None = Field(None, gt=0, description="Scale of the margin.")
-    label_smoothing: float | None = Field(None, ge=0, lt=1, description="Chance that a label is wrong.")
-    length_normalised: bool | None = Field(None, description="ipo: averages over tokens instead of sums.")
-    divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] | None = Field(
-        None, description="dpo: what holds the policy to the reference."
-    )
-    divergence_alpha: float | None = Field(None, gt=0, description="divergence alpha: its parameter.")
-    tail_weight: float | None = Field(
-        None, ge=0, le=1, description="Weight of tokens beyond the shorter completion of the pair (LD-DPO); 1 is off."
-    )
-    gamma: float | None = Field(None, ge=0, description="simpo: margin that chosen must win by.")
-    alpha: float | None = Field(None, ge=0, description="cpo: weight of the NLL of chosen.")
-    alpha_reward: float | None = Field(None, ge=0, description="simpo: AlphaPO's alpha; 0 is log p.")
-    desirable_weight: float | None = Field(None, ge=0, description="Weight of completions labelled true.")
-    undesirable_weight: float | None = Field(None, ge=0, description="Weight of completions labelled false.")
-    centring: float | None = Field(None, ge=0, description="reward_model: pulls the two scores of a pair around 0.")
-    running_shift: bool | None = Field(None, description="bco: rewards minus their running mean.")
 
 
 class AlgorithmSettings(Settings):
@@ -97,6 +73,9 @@ class AlgorithmSettings(Settings):
         "reward_model",
         "process_reward_model",
         "online_dpo",
+        "mix",
+        "chord",
+        "raft",
         "custom",
     ] = Field("grpo", description="A row of ALGORITHMS; its defaults fill what is null here. custom takes `path`.")
     path: str | None = Field(
@@ -125,6 +104,7 @@ class AlgorithmSettings(Settings):
             "per_step_group_zscore",
             "group_mean_batch_whiten",
             "group_mean_rescaled",
+            "selected",
             "custom",
         ]
         | None
@@ -171,6 +151,37 @@ class AlgorithmSettings(Settings):
         "none",
         description="group_mean, group_zscore, leave_one_out: balance leaves out, by lot, as many rows below the "
         "group's mean as outnumber the others.",
+    )
+
+    select: Literal["best", "passing"] = Field(
+        "best",
+        description="raft: the best completion of each group (of equal ones the first) if it passes, or all that do.",
+    )
+    pass_threshold: float = Field(
+        1.0,
+        description="raft: a completion passes with a reward of at least this, after clip and shaping; a very low one "
+        "lets the best of every group pass.",
+    )
+
+    # Mixtures
+    expert_coefficient: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="mix, chord: mu, the weight of the loss over expert rows; that over own rows has 1 - mu. With a "
+        "schedule the value that it ends at. null takes the row's, 0.1.",
+    )
+    expert_peak: float | None = Field(
+        None, ge=0, le=1, description="mix, chord: the value of mu after the warm-up; null is expert_coefficient."
+    )
+    expert_warmup_steps: int | None = Field(
+        None, ge=0, description="mix, chord: steps in which mu rises from 0 to expert_peak; null is none."
+    )
+    expert_decay_steps: int | None = Field(
+        None,
+        ge=0,
+        description="mix, chord: steps, after those, in which mu goes from expert_peak to expert_coefficient by half a "
+        "cosine; null is none.",
     )
 
     # The policy loss
@@ -352,6 +363,11 @@ class AlgorithmSettings(Settings):
         ge=0,
         le=99,
         description="dynamic_sampling: rounds of prompts_per_step fresh prompts at most.",
+    )
+    duplicate_to_fill: bool = Field(
+        False,
+        description="dynamic_sampling: where fewer than prompts_per_step groups carry signal, those that do count as "
+        "if they had been duplicated, whole and as evenly as can be, until the step is full.",
     )
     preference: PreferenceSettings = Field(
         default_factory=PreferenceSettings, description="Of preference objectives; null takes the row's."

@@ -6,6 +6,7 @@ name in one of those tables. What a recipe overrides is applied in `resolve`. Im
 
 from __future__ import annotations
 
+from rft_core.mixed_algorithms import MIXED_ALGORITHMS
 from rft_core.offline_algorithms import OFFLINE_ALGORITHMS
 from rft_core.terms import NO_CORRECTION, Algorithm, Kl, Term
 
@@ -277,4 +278,4 @@ POLICY_GRADIENT_ALGORITHMS = {
     )
 }
 
-ALGORITHMS = POLICY_GRADIENT_ALGORITHMS | OFFLINE_ALGORITHMS
+ALGORITHMS = POLICY_GRADIENT_ALGORITHMS | MIXED_ALGORITHMS | OFFLINE_ALGORITHMS

@@ -13,7 +13,8 @@ from pydantic import Field, model_validator
 
 from rft_core.algorithm_settings import AlgorithmSettings
 from rft_core.critic_settings import CriticSettings, check_critic
-from rft_core.data.settings import DataSettings
+from rft_core.data.settings import DataSettings, ExpertSettings
+from rft_core.mixtures import refuse_experts
 from rft_core.rewards.settings import RewardSettings
 from rft_core.settings import NOT_BLANK, Settings, execution
 
@@ -115,9 +116,6 @@ class EvaluationSettings(Settings):
 
     @model_validator(mode="after")
     def _k_fits(self) -> Self:
-        too_large = [k for k in self.pass_at if k > self.samples]
-        if self.samples and too_large:
-            raise ValueError(f"pass_at must be at most samples ({self.samples}), got {too_large[0]}")
         if len(set(self.pass_at)) < len(self.pass_at):
             raise ValueError(f"values of pass_at must differ, got {self.pass_at}")
         if self.every and not self.samples and not self.greedy:
@@ -174,6 +172,11 @@ class Recipe(Settings):
     execution: ExecutionSettings = Field(
         default_factory=ExecutionSettings, json_schema_extra={"position": 11, "execution": True}
     )
+    experts: ExpertSettings | None = Field(
+        None,
+        description="Demonstrations that mix and chord imitate beside their own completions.",
+        json_schema_extra={"position": 11},
+    )
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -191,6 +194,11 @@ class Recipe(Settings):
                 "evaluation.every needs held-out prompts: set data.heldout_fraction above 0 or data.heldout_source, "
                 "or every to 0"
             )
+        too_large = [k for k in self.evaluation.pass_at if k > self.evaluation.samples]
+        if self.evaluation.samples and too_large:
+            raise ValueError(
+                f"evaluation.pass_at must be at most samples ({self.evaluation.samples}), got {too_large[0]}"
+            )
         if self.algorithm.overlong_buffer_tokens > self.rollout.max_completion_tokens:
             raise ValueError("algorithm.overlong_buffer_tokens must be at most rollout.max_completion_tokens")
         return self
@@ -201,6 +209,8 @@ class Recipe(Settings):
         algorithm = resolve_algorithm(self.algorithm)
         check(algorithm, self.training)
         check_critic(self.critic, algorithm, self.steps)
+        self._mini_batches_fit()
+        refuse_experts(algorithm, self.experts, self.rollout.temperature)
         self._data_fits(algorithm)
         if algorithm.compares_groups and self.algorithm.min_group_size > self.rollout.group_size:
             raise ValueError(
@@ -215,6 +225,18 @@ class Recipe(Settings):
                 "reward.steps.split must say how completions are divided (lines, paragraphs, tags or custom) for "
                 "advantage per_step_group_zscore, which reads a reward of each step, got none"
             )
+
+    def _mini_batches_fit(self) -> None:
+        """An optimizer step without a group would be empty in every step of the run."""
+        num_groups = {"rollout.prompts_per_step": self.rollout.prompts_per_step}
+        if self.experts is not None:
+            num_groups["experts.per_step"] = self.experts.per_step
+        for setting, count in num_groups.items():
+            if self.training.mini_batches > count:
+                raise ValueError(
+                    f"training.mini_batches ({self.training.mini_batches}) must be at most {setting} ({count}): groups "
+                    "stay whole, so some optimizer steps would have none"
+                )
 
     def _data_fits(self, algorithm: Algorithm) -> None:
         record = self.data.record
@@ -238,6 +260,7 @@ class Recipe(Settings):
                     f"group against its worst, got {self.rollout.group_size}"
                 )
             return
+        self._refuse_sampling(algorithm)
         if self.reward.functions:
             raise ValueError(
                 f"reward.functions must be empty for algorithm {algorithm.name}: the data says what its completions "
@@ -253,6 +276,21 @@ class Recipe(Settings):
                 f"rollout.temperature must be 1 for algorithm {algorithm.name}: given completions were sampled by no "
                 f"policy of ours, got {self.rollout.temperature:g}"
             )
+
+    def _refuse_sampling(self, algorithm: Algorithm) -> None:
+        """What tells how to sample, where the data gives the completions."""
+        told = {
+            "rollout": (self.rollout, ("group_size", "top_p", "top_k", "ahead")),
+            "evaluation": (self.evaluation, ("samples", "greedy", "temperature", "pass_at")),
+        }
+        for section, (settings, names) in told.items():
+            for name in names:
+                field = type(settings).model_fields[name]
+                if getattr(settings, name) != field.get_default(call_default_factory=True):
+                    raise ValueError(
+                        f"{section}.{name} has no effect for algorithm {algorithm.name}: nothing is sampled, the data "
+                        "gives the completions that are trained on and measured"
+                    )
 
     @property
     def component_weights(self) -> dict[str, float]:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from data_contracts.schemas import ADVANTAGES as ADVANTAGES_RECORD
 from rft_core.advantages import ADVANTAGES, Credits, has_no_signal, is_flat, std_of, surplus_rows
 from rft_core.algorithm_settings import AlgorithmSettings
+from rft_core.credit_weights import row_weights
 from rft_core.errors import ContractError
 from rft_core.joined import Joined, join
 from rft_core.pairing import CHOSEN, PAIRINGS, Roles
@@ -34,6 +35,7 @@ from rft_core.token_credit import (
 
 # Of two reasons the earlier one is given. Rows before group_too_small enter no statistic, masked truncated ones do.
 DROP_REASONS = ("unscored", "filtered", "stale", "truncated", "group_too_small", "zero_variance")
+TRAINED = ("none", "zero_variance")
 
 Metrics = dict[str, float | int]
 
@@ -49,11 +51,13 @@ def compute_advantages(
     token_scores: pa.Table | None = None,
     value_lambda: float | None = None,
     max_groups: int | None = None,
+    expert_weights: Mapping[str, float] | None = None,
     seed: int = 0,
 ) -> tuple[pa.Table, Metrics]:
     """The `advantages` table and the step's metrics by the field's names. `current_version` is that of the policy to
     update; `component_weights` are those of the reward's functions, for advantages that weigh them anew; `seed` decides
-    what is left out by lot; under dynamic sampling at most `max_groups` groups are kept.
+    what is left out by lot; under dynamic sampling at most `max_groups` groups are kept; `expert_weights` are those of
+    given completions by prompt_id, 1 where there is none.
 
     Rows of the table follow the train rows of `rollouts`. A row that is not trained says why; nothing trained is no
     error. Raises ContractError when rollouts and rewards do not match one to one.
@@ -61,11 +65,12 @@ def compute_advantages(
     algorithm = resolve_algorithm(settings)
     settings = algorithm.filled(settings)
     joined = join(rollouts, rewards)
-    inputs = token_inputs(algorithm, rollouts, rewards, token_scores)
-    final_N = shaped_rewards(joined, settings, max_completion_tokens) - _summed_kl(joined, algorithm, inputs)
+    inputs = token_inputs(algorithm, _own(algorithm, rollouts), rewards, token_scores)
+    shaped_N = shaped_rewards(joined, settings, max_completion_tokens) - _summed_kl(joined, algorithm, inputs)
+    final_N = np.where(joined.is_expert_N & algorithm.takes_experts, joined.reward_N, shaped_N)
     reasons, is_counted_N = _exclusions(joined, settings, current_version)
-    if algorithm.dynamic_sampling:
-        is_counted_N &= _kept_groups(joined, rewards, settings, max_groups, reasons)
+    kept = _kept_groups(joined, rewards, settings, max_groups) if algorithm.dynamic_sampling else joined.group_ids
+    is_counted_N &= _filter(joined, reasons, np.isin(joined.group_ids, kept), "filtered")
     baseline_N = baselines(joined, rollouts, rewards) if algorithm.has_baselines else None
     if baseline_N is not None:
         is_counted_N &= _filter(joined, reasons, ~np.isnan(baseline_N), "unscored")
@@ -76,24 +81,24 @@ def compute_advantages(
         is_masked_N=is_counted_N & (np.array(reasons, dtype=object) != "none"),
         length_N=joined.num_tokens_N,
         draw_N=_draws(joined, seed) if settings.drop != "none" else None,
+        index_N=joined.index_N,
         baseline_N=baseline_N,
         components=joined.component_values(),
         component_weights=component_weights or {},
     )
     advantage_N = _estimator(algorithm)(credits, settings)
     flat_share = _note_groups(credits, algorithm, settings, reasons)
-    advantage_N = _with_given(joined, algorithm, final_N, advantage_N, reasons)
+    _filter(joined, reasons, (advantage_N > 0) | (not algorithm.selects), "filtered")
+    weight_N = row_weights(joined, kept if settings.duplicate_to_fill else [], max_groups, expert_weights, seed)
+    advantage_N = _with_given(joined, algorithm, final_N, advantage_N, reasons, weight_N)
     roles = _roles(algorithm, joined, final_N, reasons)
-    advantage_N = advantage_N if roles is None else roles.sign_N
-    is_trained_N = np.array([reason in ("none", "zero_variance") for reason in reasons], dtype=bool)
-    advantage_N = np.where(is_trained_N, advantage_N, 0.0)
-    table = _table(joined, advantage_N, is_trained_N, reasons, roles)
+    table = _table(joined, algorithm, advantage_N if roles is None else roles.sign_N, reasons, roles, weight_N)
     if algorithm.positions == "steps":
         table = with_step_labels(table, rollouts, rewards)
     if algorithm.advantage in TOKEN_ADVANTAGES:
         reward_of = dict(zip(joined.rollout_ids, final_N.tolist(), strict=True))
         table = with_token_credit(table, inputs, reward_of, algorithm, settings, value_lambda)
-    metrics = _metrics(joined, settings, final_N, is_trained_N, reasons)
+    metrics = _metrics(joined, settings, final_N, reasons)
     return table, metrics | _group_metrics(algorithm, settings, credits, roles, flat_share)
 
 
@@ -101,6 +106,11 @@ def _estimator(algorithm: Algorithm) -> Callable[[Credits, AlgorithmSettings], n
     if callable(algorithm.advantage):
         return algorithm.advantage
     return ADVANTAGES["none"] if algorithm.advantage in TOKEN_ADVANTAGES else ADVANTAGES[algorithm.advantage]
+
+
+def _own(algorithm: Algorithm, rollouts: pa.Table) -> pa.Table:
+    """What the policy wrote; in a mixture without what experts did."""
+    return rollouts.filter(pc.equal(rollouts["origin"], "policy")) if algorithm.takes_experts else rollouts
 
 
 def _summed_kl(joined: Joined, algorithm: Algorithm, inputs: TokenInputs) -> np.ndarray:
@@ -111,19 +121,16 @@ def _summed_kl(joined: Joined, algorithm: Algorithm, inputs: TokenInputs) -> np.
         return total_N
     for rollout, segment in joined.segments:
         key = (joined.rollout_ids[rollout], segment)
-        if len(masks[key]):
+        if len(masks.get(key, ())):
             total_N[rollout] += algorithm.reward_kl * gaps[key][masks[key]].sum()
     return total_N
 
 
-def _kept_groups(
-    joined: Joined, rewards: pa.Table, settings: AlgorithmSettings, max_groups: int | None, reasons: list[str]
-) -> np.ndarray:
-    """bool[N]: rows of the first `max_groups` groups that carry signal; the others are filtered."""
-    ids = pa.array(joined.rollout_ids, pa.large_string())
-    of_train = rewards.filter(pc.is_in(rewards["rollout_id"], value_set=ids))
-    kept = set(groups_with_signal(of_train, settings)[:max_groups])
-    return _filter(joined, reasons, np.array([group in kept for group in joined.group_ids], bool), "filtered")
+def _kept_groups(joined: Joined, rewards: pa.Table, settings: AlgorithmSettings, max_groups: int | None) -> list[str]:
+    """The first `max_groups` groups of own rollouts that carry signal."""
+    own = pa.array(joined.rollout_ids, pa.large_string()).filter(pa.array(~joined.is_expert_N))
+    of_train = rewards.filter(pc.is_in(rewards["rollout_id"], value_set=own))
+    return groups_with_signal(of_train, settings)[:max_groups]
 
 
 def _filter(joined: Joined, reasons: list[str], is_kept_N: np.ndarray, reason: str) -> np.ndarray:
@@ -134,19 +141,21 @@ def _filter(joined: Joined, reasons: list[str], is_kept_N: np.ndarray, reason: s
 
 
 def baselines(joined: Joined, rollouts: pa.Table, rewards: pa.Table) -> np.ndarray:
-    """float64[N]: reward of the greedy completion of each rollout's prompt, NaN where it is unscored or failed.
+    """float64[N]: reward of the greedy completion of each rollout's prompt, NaN where it is unscored or failed, and for
+    completions that the data gives.
 
     Raises ContractError for a prompt without one.
     """
     rows = rollouts.filter(pc.equal(rollouts["purpose"], "baseline")).select(["rollout_id", "prompt_id"]).to_pylist()
     reward = dict(zip(rewards["rollout_id"].to_pylist(), rewards["reward"].to_pylist(), strict=True))
     greedy = {row["prompt_id"]: reward[row["rollout_id"]] for row in rows}
-    for prompt_id in joined.prompt_ids:
-        if prompt_id not in greedy:
+    asked = [None if is_given else name for name, is_given in zip(joined.prompt_ids, joined.is_expert_N, strict=True)]
+    for prompt_id in asked:
+        if prompt_id is not None and prompt_id not in greedy:
             raise ContractError(
                 f"advantage greedy_baseline needs a greedy completion of each prompt, {prompt_id} has none"
             )
-    return np.array([greedy[prompt_id] for prompt_id in joined.prompt_ids], dtype=float)
+    return np.array([None if prompt_id is None else greedy[prompt_id] for prompt_id in asked], dtype=float)
 
 
 def _note_groups(credits: Credits, algorithm: Algorithm, settings: AlgorithmSettings, reasons: list[str]) -> float:
@@ -170,7 +179,7 @@ def _roles(algorithm: Algorithm, joined: Joined, final_N: np.ndarray, reasons: l
     """Who is preferred to whom; what is in no pair is filtered. Null without a preference objective."""
     if algorithm.preference is None:
         return None
-    is_compared_N = np.array([reason in ("none", "zero_variance") for reason in reasons], dtype=bool)
+    is_compared_N = np.isin(reasons, TRAINED)
     roles = PAIRINGS[algorithm.preference.unit](Credits(final_N, joined.group_N, is_compared_N))
     for row in np.flatnonzero(is_compared_N):
         reasons[row] = "filtered" if roles.role_N[row] is None else "none"
@@ -178,12 +187,17 @@ def _roles(algorithm: Algorithm, joined: Joined, final_N: np.ndarray, reasons: l
 
 
 def _with_given(
-    joined: Joined, algorithm: Algorithm, final_N: np.ndarray, advantage_N: np.ndarray, reasons: list[str]
+    joined: Joined,
+    algorithm: Algorithm,
+    final_N: np.ndarray,
+    advantage_N: np.ndarray,
+    reasons: list[str],
+    weight_N: np.ndarray,
 ) -> np.ndarray:
     """Advantages with the reward itself for completions that the data gives, whose reasons are noted."""
     is_given_N = joined.is_expert_N & _usable(joined)
     for row in np.flatnonzero(is_given_N):
-        reasons[row] = "none" if algorithm.takes_given else "filtered"
+        reasons[row] = "none" if algorithm.takes_given and weight_N[row] else "filtered"
     return np.where(is_given_N, final_N, advantage_N)
 
 
@@ -246,18 +260,25 @@ def _draws(joined: Joined, seed: int) -> np.ndarray:
 
 
 def _table(
-    joined: Joined, advantage_N: np.ndarray, is_trained_N: np.ndarray, reasons: list[str], roles: Roles | None
+    joined: Joined,
+    algorithm: Algorithm,
+    advantage_N: np.ndarray,
+    reasons: list[str],
+    roles: Roles | None,
+    weight_N: np.ndarray,
 ) -> pa.Table:
+    own = "selected" if algorithm.selects else "own"
+    is_trained_N = np.isin(reasons, TRAINED)
     rows = [
         {
             "rollout_id": joined.rollout_ids[rollout],
             "segment": segment,
             "group_id": joined.group_ids[rollout],
-            "advantage": float(advantage_N[rollout]),
-            "weight": 1.0,
+            "advantage": float(advantage_N[rollout]) if is_trained_N[rollout] else 0.0,
+            "weight": float(weight_N[rollout]),
             "is_trained": bool(is_trained_N[rollout]),
             "drop_reason": reasons[rollout],
-            "term": "expert" if joined.is_expert_N[rollout] else "own",
+            "term": "expert" if joined.is_expert_N[rollout] else own,
             **(_role(joined, roles, rollout) if roles is not None and is_trained_N[rollout] else {}),
         }
         for rollout, segment in joined.segments
@@ -275,11 +296,9 @@ def _role(joined: Joined, roles: Roles, rollout: int) -> dict[str, Any]:
     }
 
 
-def _metrics(
-    joined: Joined, settings: AlgorithmSettings, final_N: np.ndarray, is_trained_N: np.ndarray, reasons: list[str]
-) -> Metrics:
+def _metrics(joined: Joined, settings: AlgorithmSettings, final_N: np.ndarray, reasons: list[str]) -> Metrics:
     """Metrics of own rollouts; one that has no value to average is left out, never NaN."""
-    is_own_N = ~joined.is_expert_N
+    is_own_N, is_trained_N = ~joined.is_expert_N, np.isin(reasons, TRAINED)
     num_rows = len(reasons)
     metrics: Metrics = {
         "rows": num_rows,
@@ -291,6 +310,7 @@ def _metrics(
         metrics["share/trained"] = metrics["rows_trained"] / num_rows
         metrics |= {f"share/{reason}": counts[reason] / num_rows for reason in DROP_REASONS}
         metrics["share/error"] = float(joined.is_error_N.mean())
+        metrics["share/expert"] = float(joined.is_expert_N.mean())
     is_scored_N = is_own_N & ~np.isnan(joined.reward_N)
     if is_scored_N.any():
         metrics["reward"] = float(joined.reward_N[is_scored_N].mean())

@@ -30,6 +30,7 @@ class Joined:
     is_error_N: np.ndarray
     is_expert_N: np.ndarray  # origin dataset
     policy_version_N: np.ndarray
+    index_N: np.ndarray  # int64, of the rollout in its group
 
     def component_values(self) -> dict[str, np.ndarray]:
         """float64[N] of each component, NaN where a rollout has no score of it."""
@@ -82,6 +83,7 @@ def join(rollouts: pa.Table, rewards: pa.Table) -> Joined:
         is_error_N=any_segment([status == "error" for status in columns["status"]]),
         is_expert_N=any_segment([origin == "dataset" for origin in columns["origin"]]),
         policy_version_N=np.array([columns["policy_version"][row] for row in first.values()], dtype=np.int64),
+        index_N=np.array([columns["rollout_index"][row] for row in first.values()], dtype=np.int64),
     )
 
 
@@ -112,4 +114,14 @@ def true_counts(masks: pa.ChunkedArray) -> np.ndarray:
     return np.diff(sums[np.concatenate([[0], ends]).astype(np.int64)])
 
 
-_READ = ("rollout_id", "prompt_id", "segment", "group_id", "finish_reason", "status", "origin", "policy_version")
+_READ = (
+    "rollout_id",
+    "prompt_id",
+    "segment",
+    "group_id",
+    "rollout_index",
+    "finish_reason",
+    "status",
+    "origin",
+    "policy_version",
+)

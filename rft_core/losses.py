@@ -59,6 +59,10 @@ class Denominators:
     max_completion_tokens: int
     counts: dict[str, Counts] = field(default_factory=dict)  # by ROW_KINDS; a kind without rows is left out
 
+    def tokens_of(self, kind: str) -> float:
+        """Of one of ROW_KINDS."""
+        return self.counts.get(kind, Counts()).tokens
+
     @property
     def tokens(self) -> float:
         return sum(counts.tokens for counts in self.counts.values())

@@ -44,25 +44,35 @@ def plan_mini_batches(
     max_completion_tokens: int,
     seed: int,
 ) -> list[MiniBatch]:
-    """Every epoch's mini-batches: whole groups, in an order drawn anew each epoch. Some are empty where groups are few,
-    so that the number of optimizer steps is known beforehand."""
+    """Every epoch's mini-batches: whole groups, in an order drawn anew each epoch, each with its share of the groups of
+    experts. Some are empty where groups are few, so that the number of optimizer steps is known beforehand."""
     groups: dict[str, list[TrainRow]] = {}
     for row in rows:
         groups.setdefault(row.group_id, []).append(row)
+    kinds = _kinds([any(row.term == "expert" for row in members) for members in groups.values()])
     trained = [row for row in rows if row.num_trained_tokens]
     # Partners come from the whole step: the same in every epoch, whatever mini-batch a row falls into.
     needs_mismatched = algorithm.preference is not None and algorithm.preference.uses("kto")
     mismatched = mismatched_rows(trained) if needs_mismatched else {}
     plan = []
+    names = list(groups)
     for epoch in range(training.epochs):
-        order = permutation(derive(seed, epoch), len(groups))
-        names = list(groups)
-        for part in np.array_split(order, training.mini_batches):
+        drawn = [members[permutation(derive(seed, epoch, *label), len(members))] for label, members in kinds]
+        parts = [np.array_split(order, training.mini_batches) for order in drawn]
+        for part in map(np.concatenate, zip(*parts, strict=True)):
             # Inside a mini-batch rows keep the table's order: only membership is drawn.
             chosen = [row for index in sorted(part) for row in groups[names[index]]]
             made = _mini_batch(policy, chosen, algorithm, training.micro_batch_tokens, max_completion_tokens)
             plan.append(_with_mismatched(made, mismatched, policy, training.micro_batch_tokens))
     return plan
+
+
+def _kinds(is_expert: list[bool]) -> list[tuple[tuple[str, ...], np.ndarray]]:
+    """Numbers of groups by who wrote them, with what sets their draws apart: mini-batches of a mixture need both."""
+    given = np.array(is_expert, bool)
+    if given.all() or not given.any():
+        return [((), np.arange(len(given)))]
+    return [((), np.flatnonzero(~given)), (("expert",), np.flatnonzero(given))]
 
 
 def _mini_batch(

@@ -66,10 +66,11 @@ def loss_parts(algorithm: Algorithm, batch: LossBatch, denominators: Denominator
     sums = [{"tokens": batch.mask_T.sum()}, _sampling_sums(clean)]
     policy_loss = clean.logprobs_T.sum().double() * 0.0  # a graph even when no row belongs to any term
     for term in algorithm.terms:
-        coefficient = term.coefficient_at(step)
         term_loss, term_sums = _policy_loss(term, algorithm.correction, clean, denominators)
-        policy_loss = policy_loss + coefficient * term_loss
+        policy_loss = policy_loss + algorithm.coefficient_of(term, step) * term_loss
         sums.append(term_sums)
+        if algorithm.takes_experts:
+            sums.append({f"{term.rows}_loss": term_loss.detach()})
     loss = policy_loss
     if batch.reference_logprobs_T is not None and algorithm.terms:
         kl_loss, kl_sums = _kl_loss(algorithm, clean, denominators)
@@ -78,10 +79,13 @@ def loss_parts(algorithm: Algorithm, batch: LossBatch, denominators: Denominator
     elif algorithm.kl.coefficient > 0:
         raise ContractError("a KL term needs reference_logprobs_T, got none")
     if batch.entropy_T is not None:
-        entropy_T = torch.where(batch.mask_T, batch.entropy_T, torch.zeros_like(batch.entropy_T)).double()
-        sums.append({"entropy": entropy_T.detach().sum()})
+        # In a mixture over what the policy wrote, as the KL.
+        mask_T = _rows_of_term("own", clean).mask_T if algorithm.takes_experts else batch.mask_T
+        num_tokens = denominators.tokens_of("own") if algorithm.takes_experts else denominators.tokens
+        entropy_T = torch.where(mask_T, batch.entropy_T, torch.zeros_like(batch.entropy_T)).double()
+        sums.append({"entropy": entropy_T.detach().sum(), "entropy_tokens": mask_T.sum()})
         if algorithm.needs_entropy_gradient:
-            bonus = (entropy_T * clean.weight_T).sum() / max(denominators.tokens, 1.0)
+            bonus = (entropy_T * clean.weight_T).sum() / max(num_tokens, 1.0)
             loss = loss - algorithm.entropy_coefficient * bonus
     elif algorithm.needs_entropy_gradient:
         raise ContractError("an entropy bonus needs entropy_T, got none")
@@ -235,7 +239,10 @@ def _ratio_sums(
     advantages_T: Tensor,
     denominators: Denominators,
 ) -> dict[str, Tensor]:
-    """Clip counts as shares of all trained tokens of the step: rows of advantage 0 may be left out of the batch."""
+    """Clip counts as shares of all trained tokens of the step that are of the term: rows of advantage 0 may be left out
+    of the batch. Rows that the data gives have no ratio to a policy."""
+    if term.rows == "expert":
+        return {}
     log_T = torch.where(rows.mask_T, log_ratio_T, torch.zeros_like(log_ratio_T))
     sums = {}
     if log_T.numel():
@@ -251,7 +258,7 @@ def _ratio_sums(
         return sums
     is_low_T = rows.mask_T & (advantages_T < 0) & (clipped_T < low)
     is_high_T = rows.mask_T & (advantages_T > 0) & (clipped_T > high)
-    total = max(denominators.tokens, 1.0)
+    total = max(denominators.tokens_of(term.rows), 1.0)
     sums |= {"clip_low": is_low_T.sum().double() / total, "clip_high": is_high_T.sum().double() / total}
     if term.surrogate == "clipped" and term.dual_clip is not None:
         is_dual_T = rows.mask_T & (advantages_T < 0) & (ratio_T > term.dual_clip)
@@ -320,9 +327,11 @@ def finish_metrics(parts: Iterable[dict[str, float]]) -> dict[str, float | int |
     return {
         "loss": sums.get("loss", 0.0),
         "policy_loss": sums.get("policy_loss", 0.0),
+        "own_loss": sums.get("own_loss"),
+        "expert_loss": sums.get("expert_loss"),
         "kl": mean("kl_k3", "kl_tokens"),
         "kl_k1": mean("kl_k1", "kl_tokens"),
-        "entropy": mean("entropy", "tokens") if "entropy" in sums else None,
+        "entropy": mean("entropy", "entropy_tokens"),
         "clip_ratio_low": low,
         "clip_ratio_high": high,
         "clip_ratio_region": low + high,

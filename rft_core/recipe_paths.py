@@ -91,12 +91,17 @@ def _function_file(text: str, _folder: Path | None) -> str | None:
 
 
 PATH_SETTINGS = {
-    "data.source": _PathSetting("an absolute path, or reasoning_gym:NAME", _source_file),
-    "data.heldout_source": _PathSetting("an absolute path, or reasoning_gym:NAME", _source_file),
-    "data.mixture.*.source": _PathSetting("an absolute path, or reasoning_gym:NAME", _source_file),
-    "data.cleaning.*.path": _PathSetting(
-        "an absolute path as /FOLDER/FILE.py:function, or module.function", _function_file
-    ),
+    **{
+        f"{section}.{name}": _PathSetting("an absolute path, or reasoning_gym:NAME", _source_file)
+        for section in ("data", "experts")
+        for name in ("source", "heldout_source", "mixture.*.source")
+    },
+    **{
+        f"{section}.cleaning.*.path": _PathSetting(
+            "an absolute path as /FOLDER/FILE.py:function, or module.function", _function_file
+        )
+        for section in ("data", "experts")
+    },
     "model.path": _PathSetting("an absolute path, a name from `rft fetch-model`, or a hub id", _model_folder),
     "critic.path": _PathSetting("an absolute path, a name from `rft fetch-model`, or a hub id", _model_folder),
     "rollout.script": _PathSetting("an absolute path", _any_file),

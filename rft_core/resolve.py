@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rft_core.algorithms import ALGORITHMS
 from rft_core.errors import SettingsError
+from rft_core.mixtures import resolved_share
 from rft_core.preference_options import resolve_preference
 from rft_core.terms import REWARD_PARTS_READ, Algorithm, Correction, Kl, Term, UserParts
 
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
     from rft_core.config import TrainingSettings
 
 # Surrogates without any pull back to the anchor: after the first optimizer step their gradient is plainly wrong.
-SINGLE_STEP_SURROGATES = frozenset({"logprob", "probability_weighted", "logistic", "log_ratio", "exp_advantage"})
+SINGLE_STEP_SURROGATES = frozenset(
+    {"logprob", "probability_weighted", "uncertainty_weighted", "logistic", "log_ratio", "exp_advantage"}
+)
 
 # A ratio that is one number per row must be averaged per row, else long rows weigh more than the ratio says.
 SEQUENCE_AGGREGATIONS = frozenset({"sequence_mean", "sequence_sum"})
@@ -63,6 +66,8 @@ ADVANTAGE_READ_BY = {
     "baseline": ("log_mean_exp",),
     "baseline_shift": ("shifted_mean",),
     "drop": ("group_mean", "group_zscore", "leave_one_out"),
+    "select": ("selected",),
+    "pass_threshold": ("selected",),
 }
 
 _SLOTS = ("level", "gate", "surrogate", "regularizer", "aggregation")
@@ -97,7 +102,7 @@ def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
         row,
         advantage=own.advantage or settings.advantage or row.advantage,
         terms=tuple(
-            _overridden(term, settings, own) if term.rows == "own" else _given_term(row, term, settings)
+            _given_term(row, term, settings) if term.rows == "expert" else _overridden(term, settings, own)
             for term in row.terms
         ),
         kl=Kl(
@@ -113,8 +118,9 @@ def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
         dynamic_sampling=row.dynamic_sampling if settings.dynamic_sampling is None else settings.dynamic_sampling,
         bootstraps=settings.bootstrap_truncated or row.bootstraps,
         preference=resolve_preference(row.preference, row.name, settings.preference),
+        expert_share=resolved_share(row.expert_share, settings),
     )
-    if not any(term.rows == "own" for term in algorithm.terms):
+    if all(term.rows == "expert" for term in algorithm.terms):
         _refuse_overrides(algorithm, settings)
     _refuse_unread(algorithm, settings)
     for before, term in zip(row.terms, algorithm.terms, strict=True):
@@ -164,7 +170,7 @@ def _refuse_overrides(algorithm: Algorithm, settings: AlgorithmSettings) -> None
 
 def _refuse_unread(algorithm: Algorithm, settings: AlgorithmSettings) -> None:
     """Settings of ratios, of credit and of sampling where there is none."""
-    has_ratio = any(term.rows == "own" for term in algorithm.terms)
+    has_ratio = any(term.rows != "expert" for term in algorithm.terms)
     reasons = {
         "takes no ratio of its completions to an older policy": () if has_ratio else _RATIO_SETTINGS,
         "makes pairs of rewards": () if algorithm.preference is None else _CREDIT_SETTINGS,
@@ -202,6 +208,8 @@ def _refuse_term(term: Term, settings: AlgorithmSettings) -> None:
     if term.level != "token" and term.surrogate in SINGLE_STEP_SURROGATES and term.gate not in RATIO_GATES:
         raise SettingsError(f"algorithm.level {term.level} has no effect: surrogate {term.surrogate} uses no ratio")
     for name, (slot, parts) in READ_BY.items():
+        if term.rows == "expert":
+            break  # a recipe changes the terms over own rows
         part = getattr(term, slot)
         if getattr(settings, name) is not None and part not in parts and not callable(part):
             raise SettingsError(
@@ -211,7 +219,7 @@ def _refuse_term(term: Term, settings: AlgorithmSettings) -> None:
 
 
 def _refuse_old_source(before: Term, term: Term, settings: AlgorithmSettings) -> None:
-    if settings.old_source != "behaviour" or term.rows != "own":
+    if settings.old_source != "behaviour" or term.rows == "expert":
         return
     if before.anchor == "behaviour":
         raise SettingsError(
@@ -255,6 +263,10 @@ def _refuse_advantage(algorithm: Algorithm, settings: AlgorithmSettings) -> None
         raise SettingsError(
             f"algorithm.std_scope batch has no effect: advantage {algorithm.advantage} divides by no standard deviation"
         )
+    if algorithm.advantage == "selected" and not algorithm.selects:
+        raise SettingsError(
+            f"algorithm.advantage selected needs a loss over selected rows, {algorithm.name} has none: use name raft"
+        )
     for name, readers in ADVANTAGE_READ_BY.items():
         if _is_set(settings, name) and algorithm.advantage not in readers:
             raise SettingsError(
@@ -288,7 +300,7 @@ def _refuse_resampling(algorithm: Algorithm, settings: AlgorithmSettings) -> Non
         )
     if algorithm.dynamic_sampling and not algorithm.samples:
         raise SettingsError(f"algorithm.dynamic_sampling has no effect: {algorithm.name} takes what the data gives")
-    for name in ("filter_on", "max_resample_rounds"):
+    for name in ("filter_on", "max_resample_rounds", "duplicate_to_fill"):
         if _is_set(settings, name) and not algorithm.dynamic_sampling:
             raise SettingsError(f"algorithm.{name} has no effect without dynamic_sampling")
 
@@ -317,7 +329,8 @@ def _refuse_kl(algorithm: Algorithm, settings: AlgorithmSettings) -> None:
 
 def _refuse_correction(algorithm: Algorithm, settings: AlgorithmSettings) -> None:
     correction = algorithm.correction
-    is_anchored = bool(algorithm.terms) and all(term.anchor == "behaviour" for term in algorithm.terms)
+    ratios = [term for term in algorithm.terms if term.rows != "expert"]
+    is_anchored = bool(ratios) and all(term.anchor == "behaviour" for term in ratios)
     if is_anchored and settings.correction not in (None, "none"):
         raise SettingsError(
             f"algorithm.correction {settings.correction} has no effect: the ratio is to the behaviour policy itself"

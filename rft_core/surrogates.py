@@ -67,6 +67,12 @@ def probability_weighted(tokens: Tokens, term: Term) -> Tensor:
     return -tokens.advantages_T * tokens.logprobs_T.detach().exp() * tokens.logprobs_T
 
 
+def uncertainty_weighted(tokens: Tokens, term: Term) -> Tensor:
+    """-A sg(p (1 - p)) lp (CHORD, arXiv 2508.11408): no pull where a token is certain, or certainly not chosen."""
+    probability_T = tokens.logprobs_T.detach().exp()
+    return -tokens.advantages_T * probability_T * (1 - probability_T) * tokens.logprobs_T
+
+
 def logistic(tokens: Tokens, term: Term) -> Tensor:
     """-logsig(A score): cross-entropy of a score, which stands where a logprob does, against 1 (good) or -1 (bad)."""
     return -torch.nn.functional.logsigmoid(tokens.advantages_T * tokens.logprobs_T)
@@ -138,6 +144,7 @@ SURROGATES = {
     "soft_gate": soft_gate,
     "logprob": logprob,
     "probability_weighted": probability_weighted,
+    "uncertainty_weighted": uncertainty_weighted,
     "logistic": logistic,
     "log_ratio": log_ratio,
     "ratio_logprob": ratio_logprob,

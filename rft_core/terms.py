@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from rft_core.mixtures import ExpertShare
 from rft_core.preference_options import Preference
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ class Algorithm:
     bootstraps: bool = False  # the value behind a truncated completion stands for the rewards that were cut off
     head: str = "causal"  # of the model that is trained: a key of score_policy.POLICIES
     positions: str = "tokens"  # which tokens of a completion are trained: a key of train_rows.POSITIONS
+    expert_share: ExpertShare | None = None  # of a mixture: weighs the terms over expert rows against the others
     # Settings of the advantage that the row sets where the recipe leaves them null.
     advantage_settings: tuple[tuple[str, Any], ...] = ()
 
@@ -183,6 +185,24 @@ class Algorithm:
     def takes_given(self) -> bool:
         """Whether completions that the data set gives are trained on."""
         return not self.samples or any(term.rows == "expert" for term in self.terms)
+
+    @property
+    def takes_experts(self) -> bool:
+        """Whether completions that a second data set gives are trained on beside sampled ones."""
+        return self.samples and any(term.rows == "expert" for term in self.terms)
+
+    @property
+    def selects(self) -> bool:
+        """Whether of the sampled completions only those of credit above 0 are trained on."""
+        return any(term.rows == "selected" for term in self.terms)
+
+    def coefficient_of(self, term: Term, step: int) -> float:
+        """The weight of a term's loss in a training step, from 1; in a mixture also by whose rows it takes."""
+        coefficient = term.coefficient_at(step)
+        if self.expert_share is None:
+            return coefficient
+        share = self.expert_share.at(step)
+        return coefficient * (share if term.rows == "expert" else 1.0 - share)
 
     @property
     def needs_reference(self) -> bool:

@@ -271,13 +271,14 @@ def with_token_credit(
     value_lambda: float | None = None,
 ) -> pa.Table:
     """The table with token_advantages and returns of its trained rows, and the mean advantage as the credit of the
-    whole segment; where steps have no spread the reason says zero_variance."""
+    whole segment; where steps have no spread the reason says zero_variance. Rows without a mask, which experts wrote,
+    keep one credit for all tokens."""
     masks = inputs.masks
     keys = list(zip(advantages["rollout_id"].to_pylist(), advantages["segment"].to_pylist(), strict=True))
     group_of = dict(zip(advantages["rollout_id"].to_pylist(), advantages["group_id"].to_pylist(), strict=True))
     segments: dict[str, list[tuple[str, int]]] = {}
     for key, is_trained in zip(keys, advantages["is_trained"].to_pylist(), strict=True):
-        if is_trained and masks[key].any():
+        if is_trained and key in masks and masks[key].any():
             segments.setdefault(key[0], []).append(key)
     segments = {rollout_id: sorted(parts) for rollout_id, parts in segments.items()}
     rows = [
@@ -286,7 +287,10 @@ def with_token_credit(
     ]
     found = TOKEN_ADVANTAGES[str(algorithm.advantage)](rows, settings, value_lambda)
     credit = _spread(found.advantages, segments, masks)
-    means = [float(credit[key][masks[key]].mean()) if key in credit else 0.0 for key in keys]
+    whole = dict(zip(keys, advantages["advantage"].to_pylist(), strict=True))
+    means = [
+        float(credit[key][masks[key]].mean()) if key in credit else 0.0 if key in masks else whole[key] for key in keys
+    ]
     table = _with(advantages, "token_advantages", [credit.get(key) for key in keys])
     if found.returns is not None:
         returns = _spread(found.returns, segments, masks)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from data_contracts.refs import PolicyRef
 from data_contracts.schemas import UPDATES
+from rft_core.batching import TrainRow
 from rft_core.config import AlgorithmSettings, RolloutSettings, TrainingSettings
 from rft_core.critic import Critic, SharedTrunk
 from rft_core.critic_settings import CriticSettings
@@ -128,7 +129,10 @@ def update_policy(
     num_passes = len(plan) // training.epochs
     counter = _Counter(progress)
     update = _Update(row_of_table, training, rollout.temperature, version, total_steps, counter.advance, seed, critic)
-    is_behind = len(plan) > 1 or any(row.is_off_policy and row.num_trained_tokens for row in rows)
+    # Rows of experts are off-policy, but of no policy that a loss compares with.
+    is_behind = len(plan) > 1 or any(
+        row.is_off_policy and row.num_trained_tokens and row.term != "expert" for row in rows
+    )
     passes = _passes_before(state, reference, update, is_behind, (plan[:num_passes], of_critic[:num_passes]))
     counter.total = _num_micro_batches(state, plan, of_critic, passes, update)
     scores = Scores(**{name: _score(*parts, update, name) for name, parts in passes.items()})
@@ -228,6 +232,7 @@ def _optimizer_step(
         "trained_rows": len(trained),
         "trained_tokens": sum(row.num_trained_tokens for row in trained),
         "off_policy_rows": sum(row.is_off_policy for row in trained),
+        **_expert_columns(update, trained),
         "forward_rows": len(mini_batch.forward_rows),
         "kl_coefficient": update.algorithm.kl.coefficient if update.algorithm.needs_reference else None,
         "skipped": skipped,
@@ -334,6 +339,17 @@ def _accumulate(
         differentiated.backward()
         update.advance("forward and backward")
     return sums, total
+
+
+def _expert_columns(update: _Update, trained: list[TrainRow]) -> dict[str, Any]:
+    algorithm = update.algorithm
+    if not algorithm.takes_experts:
+        return {}
+    term = next(term for term in algorithm.terms if term.rows == "expert")
+    return {
+        "expert_coefficient": algorithm.coefficient_of(term, update.version),
+        "expert_rows": sum(row.term == "expert" for row in trained),
+    }
 
 
 def _reason_to_skip(mini_batch: MiniBatch, loss: float, norm: float) -> str | None:

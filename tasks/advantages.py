@@ -13,16 +13,22 @@ from rft_core.seeds import derive
 from tasks.context import RunContext, opened
 from tasks.policy import algorithm_identity
 from tasks.progress import Summary
-from tasks.rounds import read_all
+from tasks.rounds import expert_weights, read_all
 from tasks.semantics import SEMANTICS
 from tasks.stage import Slot, commit, report, reuse, stage_task, write
 
 
 @stage_task("advantages")
 def assign_credit(
-    run: str, slot: Slot, rollouts: list[TableRef], rewards: list[TableRef], token_scores: TableRef | None = None
+    run: str,
+    slot: Slot,
+    rollouts: list[TableRef],
+    rewards: list[TableRef],
+    token_scores: TableRef | None = None,
+    experts: TableRef | None = None,
 ) -> State[TableRef]:
-    """Advantages of one step over all its rounds, with the reason of every row that is not trained."""
+    """Advantages of one step over all its rounds, with the reason of every row that is not trained. `experts` is the
+    data set of expert examples, where their sources have weights."""
     context = opened(run)
     began = time.monotonic()
     recipe = context.recipe
@@ -36,7 +42,9 @@ def assign_credit(
         settings["value_lambda"] = recipe.critic.value_lambda
     if context.algorithm.dynamic_sampling:
         settings["max_groups"] = recipe.rollout.prompts_per_step
-    inputs = [*rollouts, *rewards, *([token_scores] if token_scores is not None else [])]
+    if experts is not None and recipe.experts is not None:
+        settings["source_weights"] = recipe.experts.source_weights
+    inputs = [*rollouts, *rewards, *(ref for ref in (token_scores, experts) if ref is not None)]
     key = content_key(
         "advantages",
         inputs=inputs,
@@ -58,6 +66,7 @@ def assign_credit(
             token_scores=context.store.read(token_scores) if token_scores is not None else None,
             value_lambda=recipe.critic.value_lambda,
             max_groups=recipe.rollout.prompts_per_step,
+            expert_weights=expert_weights(context, experts),
             seed=derive(recipe.seed, "advantages", slot.step),
         )
         refs = {"advantages": write(context, "advantages", key, table, inputs, settings, metrics=metrics)}

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_contracts.files import LocalFiles, storage_error
-from data_contracts.ledger import Ledger
+from data_contracts.ledger import EXPERTS, Ledger
 from data_contracts.refs import PolicyRef, TableRef
 from data_contracts.replies import Replies
 from data_contracts.store import Store
 from rft_core.config import Recipe
+from rft_core.data.settings import DataSettings
 from tasks.progress import LogWatcher, Watcher
 
 if TYPE_CHECKING:
@@ -87,6 +88,13 @@ class RunContext:
         from rft_core.resolve import resolve_algorithm
 
         return resolve_algorithm(self.recipe.algorithm)
+
+    def data_of(self, round_: int) -> DataSettings:
+        """The data section behind a round: that of the experts, or of all others."""
+        if round_ != EXPERTS:
+            return self.recipe.data
+        assert self.recipe.experts is not None, "the recipe was refused without"
+        return self.recipe.experts
 
     @property
     def root_policy(self) -> PolicyRef:

@@ -32,7 +32,7 @@ def render_rollouts(run: str, slot: Slot, examples: TableRef) -> State[TableRef]
     settings = {
         "purpose": plan.purpose,
         "step": plan.step,
-        "data": context.recipe.data.content(),
+        "data": context.data_of(slot.round).content(),
         "examples": context.recipe.evaluation.prompts if plan.purpose == "evaluation" else None,
     }
     key = content_key(
@@ -66,7 +66,7 @@ def _render(
 ) -> TableRef:
     from rft_core.data.prompts import Renderer, load_stop_ids
 
-    data = context.recipe.data
+    data = context.data_of(slot.round)
     if plan.purpose == "evaluation":
         table = heldout_prompts(context.store, examples, context.recipe.evaluation.prompts)
     else:

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from prefect.client.schemas.objects import State
 
+from data_contracts.ledger import EXPERTS
 from data_contracts.refs import TableRef, content_key
 from data_contracts.store import Store
 from rft_core.config import Recipe
 from rft_core.data.prompt_order import USES_STATS, Measured, light_columns, select_prompts, with_difficulty
 from rft_core.data.prompt_stats import update_stats
-from rft_core.data.settings import DataSettings
+from rft_core.data.settings import DataSettings, ExpertSettings
 from rft_core.seeds import derive, permutation
 from tasks.context import PHASE, RunContext, opened
 from tasks.progress import Summary
@@ -82,8 +83,9 @@ def history_of(context: RunContext, step: int) -> History | None:
         return only(entry.refs, stage)
 
     def rounds(number: int) -> list[int]:
-        """The rounds of prompts that a step took."""
-        return [entry.round for entry in context.ledger.entries("prompts", PHASE) if entry.step == number]
+        """The rounds of prompts that a step took; those of experts measure nothing."""
+        entries = context.ledger.entries("prompts", PHASE)
+        return [entry.round for entry in entries if entry.step == number and entry.round != EXPERTS]
 
     before = context.ledger.get(PHASE, step - 1, "prompts")
     covered = before.notes.get(STATS_THROUGH, 0) if before is not None else 0
@@ -121,7 +123,7 @@ def choose_prompts(
         refs = {"prompt_stats": history.stats, **refs}
     notes = {STATS_THROUGH: history.through} if history is not None else {}
     commit(context, slot, refs, began=began, reused=reused, notes=notes)
-    record = dataset_record(context.recipe.data)
+    record = dataset_record(context.data_of(slot.round))
     summary: Summary = {record: refs[record].rows}
     if "prompt_stats" in refs:
         summary["measured prompts"] = refs["prompt_stats"].rows
@@ -133,10 +135,10 @@ def _keys(
 ) -> dict[str, str]:
     common: dict[str, Any] = {"identity": {}, "seed": context.recipe.seed, "semantics": SEMANTICS["prompts"]}
     inputs = [dataset, *(history.refs if history is not None else []), *taken]
-    settings = _settings(context.recipe, slot)
+    settings = _settings(context, slot)
     if slot.round:
         settings["round"] = slot.round
-    record = dataset_record(context.recipe.data)
+    record = dataset_record(context.data_of(slot.round))
     keys = {record: content_key(record, inputs=inputs, settings=settings, **common)}
     if history is not None and history.finished:
         inputs, settings = _stats_parts(context.recipe, history)
@@ -144,15 +146,20 @@ def _keys(
     return keys
 
 
-def _settings(recipe: Recipe, slot: Slot) -> dict[str, Any]:
-    data = recipe.data
-    settings: dict[str, Any] = {"step": slot.step, "count": recipe.rollout.prompts_per_step, "order": data.order}
+def _settings(context: RunContext, slot: Slot) -> dict[str, Any]:
+    data = context.data_of(slot.round)
+    settings: dict[str, Any] = {"step": slot.step, "count": _count(context, slot), "order": data.order}
     settings |= {name: getattr(data, name) for name in SETTINGS_OF_ORDER[data.order]}
     if data.order in USES_STATS:
-        settings["correct_component"] = recipe.correct_component
+        settings["correct_component"] = context.recipe.correct_component
     if weights := mixture_weights(data):
         settings["mixture"] = weights
     return settings
+
+
+def _count(context: RunContext, slot: Slot) -> int:
+    data = context.data_of(slot.round)
+    return data.per_step if isinstance(data, ExpertSettings) else context.recipe.rollout.prompts_per_step
 
 
 def _stats_parts(recipe: Recipe, history: History) -> tuple[list[TableRef], dict[str, Any]]:
@@ -184,19 +191,21 @@ def _chosen(
             refs["prompt_stats"] = write(context, "prompt_stats", keys["prompt_stats"], stats, *parts)
         inputs += history.refs
         measured = Measured(stats, [store.read(ref, ["prompt_id"]) for ref in history.under_way])
-    field = recipe.data.difficulty_field if recipe.data.order == "difficulty" else None
+    data = context.data_of(slot.round)
+    field = data.difficulty_field if data.order == "difficulty" else None
     rows = select_prompts(
-        _light_table(store, dataset, tuple(light_columns(recipe.data)), field),
+        _light_table(store, dataset, tuple(light_columns(data)), field),
         slot.step,
-        recipe.rollout.prompts_per_step,
-        recipe.data,
-        mixture_weights(recipe.data),
-        recipe.seed,
+        _count(context, slot),
+        data,
+        mixture_weights(data),
+        # Another order than the prompts', also where a file has an expert answer to each of them.
+        derive(recipe.seed, "experts") if slot.round == EXPERTS else recipe.seed,
         measured,
     )
     prompts = store.take(dataset, rows)
-    record = dataset_record(recipe.data)
-    refs[record] = write(context, record, keys[record], prompts, inputs, _settings(recipe, slot))
+    record = dataset_record(data)
+    refs[record] = write(context, record, keys[record], prompts, inputs, _settings(context, slot))
     return refs
 
 
@@ -211,12 +220,12 @@ def _fresh(
     free = pc.indices_nonzero(is_free).to_numpy().astype(np.int64)
     order = permutation(derive(recipe.seed, "resample", slot.step, slot.round), len(free))
     rows = free[order[: recipe.rollout.prompts_per_step]]
-    settings = {**_settings(recipe, slot), "round": slot.round}
+    settings = {**_settings(context, slot), "round": slot.round}
     written = write(context, "prompts", keys["prompts"], store.take(dataset, rows), [dataset, *taken], settings)
     return {"prompts": written}
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def _light_table(store: Store, dataset: TableRef, columns: tuple[str, ...], difficulty_field: str | None) -> pa.Table:
     """Kept from step to step: at a million prompts reading difficulties takes seconds. Examples are prompts here."""
     stored = ["example_id" if name == "prompt_id" and dataset.record == "examples" else name for name in columns]

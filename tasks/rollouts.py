@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from prefect.client.schemas.objects import State
 
-from data_contracts.ledger import BASELINE
+from data_contracts.ledger import BASELINE, EXPERTS
 from data_contracts.refs import PolicyRef, TableRef, content_key
 from data_contracts.store import Store
 from data_contracts.validation import check_table
@@ -58,7 +58,7 @@ def generate_rollouts(run: str, slot: Slot, prompts: TableRef, policy: PolicyRef
 
 
 def training_plan(context: RunContext, slot: Slot, policy: PolicyRef) -> RolloutPlan:
-    """Round BASELINE is one greedy completion per prompt, every other one samples groups."""
+    """Round BASELINE is one greedy completion per prompt, every other one that is not of experts samples groups."""
     rollout = context.recipe.rollout
     is_baseline = slot.round == BASELINE
     sampling = Sampling(rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_completion_tokens)
@@ -71,7 +71,7 @@ def training_plan(context: RunContext, slot: Slot, policy: PolicyRef) -> Rollout
         sampling=greedy if is_baseline else sampling,
         run_seed=context.recipe.seed,
         policy=policy,
-        id_prefix=f"step-{slot.step:05d}" + "-greedy" * is_baseline,
+        id_prefix=f"step-{slot.step:05d}" + {BASELINE: "-greedy", EXPERTS: "-expert"}.get(slot.round, ""),
     )
 
 

@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from data_contracts.ledger import BASELINE
 from data_contracts.refs import TableRef
+from rft_core.data.settings import ExpertSettings
 from rft_core.resampling import groups_with_signal
 from tasks.context import PHASE, RunContext
 
@@ -13,6 +14,16 @@ from tasks.context import PHASE, RunContext
 def read_all(context: RunContext, refs: list[TableRef], columns: list[str] | None = None) -> pa.Table:
     """The rounds' tables as one."""
     return pa.concat_tables([context.store.read(ref, columns) for ref in refs])
+
+
+def expert_weights(context: RunContext, examples: TableRef | None) -> dict[str, float] | None:
+    """Weights of expert examples by id, from their data set's sources; null where all count alike."""
+    experts = context.recipe.experts
+    if examples is None or not isinstance(experts, ExpertSettings) or not experts.source_weights:
+        return None
+    rows = context.store.read(examples, ["example_id", "dataset"])
+    pairs = zip(rows["example_id"].to_pylist(), rows["dataset"].to_pylist(), strict=True)
+    return {example: experts.source_weights[name] for example, name in pairs if name in experts.source_weights}
 
 
 def wants_another(context: RunContext, step: int, rewards: list[TableRef]) -> bool:

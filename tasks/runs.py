@@ -19,6 +19,7 @@ from rft_core.config import Recipe
 from rft_core.critic_settings import CriticSettings, check_critic
 from rft_core.errors import ContentChanged, SettingsError
 from rft_core.hardware import default_threads, resolve_device, resolve_dtype, use_threads
+from rft_core.mixtures import refuse_experts
 from rft_core.model_folder import model_digest, resolve_model_path
 from rft_core.recipe_paths import refuse_relative_paths
 from rft_core.recipes import Change, difference, recipe_of, resolved_yaml
@@ -37,6 +38,7 @@ STAGE_OF_SETTING = {
     "seed": "data",
     "model": "data",
     "data": "data",
+    "experts": "data",
     "rollout": "rollouts",
     "reward": "rewards",
     "algorithm": "advantages",
@@ -47,6 +49,7 @@ STAGE_OF_SETTING = {
 }
 STAGE_OF_IDENTITY = {
     "source": "data",
+    "experts": "data",
     "tokenizer": "data",
     "model": "data",
     "script": "rollouts",
@@ -182,11 +185,15 @@ def identify(recipe: Recipe, model_folder: Path, pinned: dict[str, str], grader_
         "policy": digest_of({"model": model, **settings}),
         "grader": grader_digest,
     }
+    if recipe.experts is not None:
+        identity["experts"] = pinned.get("experts") or dataset_digest(recipe.experts)
     if recipe.algorithm.paths():
         from rft_core.resolve import check, resolve_algorithm
         from rft_core.user_algorithm import algorithm_code
 
-        check(resolve_algorithm(recipe.algorithm), recipe.training)  # other algorithms were checked with the recipe
+        algorithm = resolve_algorithm(recipe.algorithm)
+        check(algorithm, recipe.training)  # other algorithms were checked with the recipe
+        refuse_experts(algorithm, recipe.experts, recipe.rollout.temperature)
         identity["algorithm"] = digest_of(algorithm_code(recipe.algorithm))
     identity |= _critic_identity(recipe, model, settings)
     if recipe.rollout.script is not None:
@@ -195,7 +202,7 @@ def identify(recipe: Recipe, model_folder: Path, pinned: dict[str, str], grader_
             raise SettingsError(f"rollout.script must be a file, found nothing at {script}")
         identity["script"] = digest_of(script.read_text())
     for what, digest in pinned.items():
-        if identity.get(what) != digest:
+        if identity.get(what, digest) != digest:
             kept = "critic.* and the algorithm's advantage" if what == "critic" else "model.* and the seed"
             raise SettingsError(
                 f"the {what} must be that of the run whose tables are taken over ({_short(digest)}), found "

@@ -8,7 +8,7 @@ raised or the digest confirmed.
 from __future__ import annotations
 
 SEMANTICS: dict[str, int] = {
-    "data": 3,
+    "data": 4,
     "prompts": 1,
     "rollouts": 1,
     "rewards": 1,
@@ -55,8 +55,11 @@ STAGE_SOURCES: dict[str, tuple[str, ...]] = {
         "rft_core/advantages.py",
         "rft_core/algorithms.py",
         "rft_core/credit.py",
+        "rft_core/credit_weights.py",
         "rft_core/joined.py",
         "rft_core/kernels/gae_scan*.py",
+        "rft_core/mixed_algorithms.py",
+        "rft_core/mixtures.py",
         "rft_core/offline_algorithms.py",
         "rft_core/pairing.py",
         "rft_core/preference_options.py",
@@ -79,6 +82,8 @@ STAGE_SOURCES: dict[str, tuple[str, ...]] = {
         "rft_core/mini_batches.py",
         "rft_core/model_reading.py",
         "rft_core/objective.py",
+        "rft_core/mixed_algorithms.py",
+        "rft_core/mixtures.py",
         "rft_core/offline_algorithms.py",
         "rft_core/optimizer.py",
         "rft_core/pairing.py",

@@ -55,14 +55,18 @@ def build_dataset(
     provenance: dict[str, dict[str, Any]],
     settings: RowSettings,
     progress: Progress | None = None,
+    heldout: pa.Table | None = None,
 ) -> tuple[dict[str, TableRef], Dataset]:
-    """Commit the data set and its quarantine, under `keys` by record, block by block.
+    """Commit the data set and its quarantine, under `keys` by record, block by block. Rows that ask one of the prompts
+    `heldout`, of another data set, are dropped.
 
     Raises RowsRejected when too many rows are bad; the quarantine is committed even so, and the message says where.
     """
     record = dataset_record(settings.data)
     writers = {name: store.writer(name, key, provenance[name]) for name, key in keys.items()}
     dataset = Dataset(settings.data)
+    if heldout is not None:
+        dataset.keep_clear_of(heldout)
     validations: list[Report] = []
     try:
         for index, block in enumerate(blocks_of(dataset, settings, progress)):
@@ -73,9 +77,8 @@ def build_dataset(
     except RowsRejected as rejected:
         _commit_block({"quarantine": writers["quarantine"]}, len(validations), {"quarantine": rejected.quarantine})
         ref = writers["quarantine"].close()
-        raise RowsRejected(
-            f"{rejected}\nAll rejected rows: {store.locate(ref)}", rejected.quarantine, rejected.counts
-        ) from rejected
+        where = f"\nAll rejected rows: {store.locate(ref)}" if ref.rows else ""
+        raise RowsRejected(f"{rejected}{where}", rejected.quarantine, rejected.counts) from rejected
     validation = merged(validations)
     refuse_failed(validation)
     provenance[record] |= {"counts": dataset.summary(), "notes": dataset.notes, "validation": validation.to_json()}

@@ -71,7 +71,9 @@ def keep_checkpoint(context: RunContext, step: int, policy: PolicyRef) -> None:
 
 def _summary(context: RunContext, ref: TableRef) -> Summary:
     table = context.store.read(ref)
-    last = table.slice(table.num_rows - 1).to_pylist()[0]
+    rows = table.to_pylist()
+    # Filtering may leave fewer groups than optimizer steps: what the last one did that had any.
+    last = next((row for row in reversed(rows) if row["skipped"] is None), rows[-1])
     summary: Summary = {
         "loss": last["loss"],
         "grad norm": last["grad_norm"],

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from data_contracts.ledger import EXPERTS
 from flows.inspect.run import AT_STEP, RunView, open_run
 from flows.inspect.status import evaluations_of
 from rft_core.evaluation import Interval, paired_difference, prompt_scores
@@ -96,10 +97,10 @@ def changes_of(view: RunView) -> list[Change]:
 
 def reward_change(view: RunView) -> dict[str, Any] | None:
     """Mean training reward over the first and last steps; null before the first reward."""
-    rows = view.table("rewards", "rewards", ["reward"])
+    rows = view.table("rewards", "rewards", ["reward"], without=EXPERTS)
     grouped = rows.group_by(AT_STEP).aggregate([("reward", "mean")])
     means = dict(zip(grouped[AT_STEP].to_pylist(), grouped["reward_mean"].to_pylist(), strict=True))
-    for entry, tombstone in view.deleted("rewards", "rewards"):
+    for entry, tombstone in view.deleted("rewards", "rewards", without=EXPERTS):
         means[entry.step] = tombstone.facts.get("metrics", {}).get("reward")
     values = np.array([means[step] for step in sorted(means) if means[step] is not None])
     if not len(values):

@@ -91,7 +91,9 @@ class Graph:
             self.link(node["ref"], self.add_table(TableRef.from_json(value)))
         for policy_id in self._policies_behind(ref, provenance):
             self.link(node["ref"], self.add_policy(policy_id))
-        if ref.record in ("prompts", "quarantine") and not provenance.get("inputs"):
+        # Of experts a data set has an input: what the prompts hold out. Tables of a step have no source of their own.
+        is_dataset = "source_identity" in provenance or not provenance.get("inputs")
+        if ref.record in ("prompts", "examples", "quarantine") and is_dataset:
             self._add_sources(node["ref"], ref, provenance)
 
     def _policies_behind(self, ref: TableRef, provenance: dict[str, Any]) -> list[str]:
@@ -105,7 +107,7 @@ class Graph:
 
     def _add_sources(self, derived: str, ref: TableRef, provenance: dict[str, Any]) -> None:
         names = self.store.read(ref, ["source"])["source"].value_counts().to_pylist()
-        digest = provenance.get("identity", {}).get("source", "")
+        digest = provenance.get("identity", {}).get(provenance.get("source_identity", "source"), "")
         for count in names:
             name = count["values"]
             self.link(derived, self.add(f"{SOURCE}/{name}", SOURCE, name, digest, count["counts"]))

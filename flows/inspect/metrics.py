@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from data_contracts.ledger import EXPERTS
 from data_contracts.refs import TableRef
 from flows.inspect.run import AT_STEP, RunView
 
@@ -23,8 +24,8 @@ def metrics_of(run: RunView) -> pa.Table:
     """
     columns: Columns = defaultdict(dict)
     for record, (names, measure) in MEASURED.items():
-        measure(run.table(record, record, names), _ddof(run), columns)
-        for entry, tombstone in run.deleted(record, record):
+        measure(run.table(record, record, names, without=EXPERTS), _ddof(run), columns)
+        for entry, tombstone in run.deleted(record, record, without=EXPERTS):
             for name, value in tombstone.facts.get("metrics", {}).items():
                 columns[name][entry.step] = value
     _count_tokens(columns)
@@ -127,6 +128,9 @@ def _component_metrics(rows: pa.Table, ddof: int, columns: Columns) -> None:
 
 
 def _advantage_metrics(rows: pa.Table, _: int, columns: Columns) -> None:
+    is_own = pc.not_equal(rows["term"], "expert")
+    if pc.any(is_own).as_py():
+        rows = rows.filter(is_own)  # what experts wrote beside it has no group
     flat = pa.table(
         {
             AT_STEP: rows[AT_STEP],
@@ -179,13 +183,16 @@ def _ddof(run: RunView) -> int:
 MEASURED: dict[str, tuple[list[str], Callable[[pa.Table, int, Columns], None]]] = {
     "rollouts": (["completion_token_ids", "prompt_token_ids", "finish_reason", "status"], _completion_metrics),
     "rewards": (["group_id", "reward", "components", "status"], _reward_metrics),
-    "advantages": (["group_id", "advantage", "is_trained", "drop_reason"], _advantage_metrics),
+    "advantages": (["group_id", "advantage", "is_trained", "drop_reason", "term"], _advantage_metrics),
 }
 
 # Column of `updates`, how the optimizer steps of one step are put together, the field's name.
 UPDATE_METRICS = (
     ("loss", "mean", "loss"),
     ("policy_loss", "mean", "policy_loss"),
+    ("own_loss", "mean", "own_loss"),
+    ("expert_loss", "mean", "expert_loss"),
+    ("expert_coefficient", "last", "expert_coefficient"),
     ("value_loss", "mean", "value_loss"),
     ("value_clip_ratio", "mean", "value_clip_ratio"),
     ("explained_variance", "mean", "explained_variance"),
@@ -214,5 +221,6 @@ UPDATE_METRICS = (
     ("learning_rate", "last", "learning_rate"),
     ("trained_rows", "sum", "trained_rows"),
     ("trained_tokens", "sum", "trained_tokens"),
+    ("expert_rows", "sum", "expert_rows"),
     ("off_policy_rows", "sum", "off_policy_rows"),
 )

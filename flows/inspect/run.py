@@ -87,25 +87,32 @@ class RunView:
         """What ended a failed run, where it was recorded."""
         return _read_json(self.folder / "state.json").get("error")
 
-    def refs(self, stages: str | Iterable[str], record: str) -> list[tuple[Entry, TableRef]]:
-        """The tables of a record that entries of these stages committed, in the ledger's order."""
+    def refs(
+        self, stages: str | Iterable[str], record: str, without: int | None = None
+    ) -> list[tuple[Entry, TableRef]]:
+        """The tables of a record that entries of these stages committed, in the ledger's order; not of a round."""
         wanted = [stages] if isinstance(stages, str) else list(stages)
         return [
             (entry, entry.refs[record])
             for stage in wanted
             for entry in self.ledger.entries(stage)
-            if record in entry.refs
+            if record in entry.refs and entry.round != without
         ]
 
     def table(
-        self, stages: str | Iterable[str], record: str, columns: list[str] | None = None, step: int | None = None
+        self,
+        stages: str | Iterable[str],
+        record: str,
+        columns: list[str] | None = None,
+        step: int | None = None,
+        without: int | None = None,
     ) -> pa.Table:
         """Rows of every such table that is there, with the ledger's step in column `at_step`. See `deleted`."""
         schema = RECORDS[record].schema
         if columns is not None:
             schema = pa.schema([schema.field(name) for name in columns], metadata=schema.metadata)
         parts = [schema.empty_table().append_column(AT_STEP, pa.array([], pa.int64()))]
-        for entry, ref in self.refs(stages, record):
+        for entry, ref in self.refs(stages, record, without):
             if step is not None and entry.step != step:
                 continue
             try:
@@ -115,9 +122,12 @@ class RunView:
             parts.append(rows.append_column(AT_STEP, pa.repeat(pa.scalar(entry.step, pa.int64()), rows.num_rows)))
         return pa.concat_tables(parts)
 
-    def deleted(self, stages: str | Iterable[str], record: str) -> list[tuple[Entry, Tombstone]]:
+    def deleted(
+        self, stages: str | Iterable[str], record: str, without: int | None = None
+    ) -> list[tuple[Entry, Tombstone]]:
         """Such tables whose data retention deleted, with what is kept of them."""
-        found = [(entry, self.store.tombstone(ref.record, ref.key)) for entry, ref in self.refs(stages, record)]
+        refs = self.refs(stages, record, without)
+        found = [(entry, self.store.tombstone(ref.record, ref.key)) for entry, ref in refs]
         return [(entry, tombstone) for entry, tombstone in found if tombstone is not None]
 
     def pins(self) -> Pins:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from data_contracts.ledger import EXPERTS
 from flows.inspect.learned import Change, changes_of, reward_change
 from flows.inspect.lineage import Graph
 from flows.inspect.metrics import metrics_of
@@ -88,7 +89,8 @@ def _samples(view: RunView) -> list[Sample]:
     steps = sorted({entry.step for entry, _ in view.refs("rewards", "rewards")} - gone)
     found = []
     for step in dict.fromkeys(steps[:1] + steps[-1:]):
-        rewards = view.table("rewards", "rewards", ["rollout_id", "reward", "components", "reason"], step=step)
+        columns = ["rollout_id", "reward", "components", "reason"]
+        rewards = view.table("rewards", "rewards", columns, step=step, without=EXPERTS)
         rows = rewards.to_pylist(maps_as_pydicts="strict")
         if rows:
             found.extend(_describe(view, step, _choose(view, step, rows)))

@@ -170,6 +170,20 @@ CHARTS: tuple[tuple[str, str, str, tuple[Value, Value], dict[str, str]], ...] = 
         {"explained_variance": "explained"},
     ),
     (
+        "Own and expert loss",
+        "",
+        "Of a mixture: the loss over what the policy wrote and over what experts did, before their weights.",
+        (None, None),
+        {"own_loss": "own", "expert_loss": "expert"},
+    ),
+    (
+        "Weight of the experts",
+        "",
+        "Of a mixture: what the loss over expert rows is multiplied by.",
+        SHARE,
+        {"expert_coefficient": "mu"},
+    ),
+    (
         "Preference margin",
         "",
         "Mean implicit reward of chosen and rejected completions, or score of a reward model.",

@@ -19,7 +19,7 @@ from data_contracts.reasons import ACTIONS, EXPECTED_LOSSES, REASONS
 from data_contracts.schemas import EXAMPLES, PROMPTS, QUARANTINE
 from rft_core.data.faults import Fault
 from rft_core.data.near_duplicates import NearDuplicates
-from rft_core.data.row_pipeline import Processed, quarantine_entry, timed
+from rft_core.data.row_pipeline import Processed, asked_digests, quarantine_entry, timed
 from rft_core.data.settings import DataSettings
 from rft_core.errors import RowsRejected
 
@@ -51,6 +51,7 @@ class Dataset:
     notes: list[str] = field(default_factory=list)
     seconds: Counter[str] = field(default_factory=Counter)  # by kind of work, summed over processes
     _seen: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
+    _asked_elsewhere: dict[bytes, int] = field(default_factory=dict)
     _contents: dict[bytes, int] = field(default_factory=dict)
     _ids: dict[str, int] = field(default_factory=dict)
     _pairs: dict[bytes, int] = field(default_factory=dict)
@@ -69,6 +70,11 @@ class Dataset:
         self._drops_same_prompt = bool(copies) and copies[0].on == "prompt"
         self._is_prompts = self.settings.record == "prompts"
         self._id_column = "prompt_id" if self._is_prompts else "example_id"
+
+    def keep_clear_of(self, prompts: pa.Table) -> None:
+        """Drop rows of these prompts (record prompts), which another data set holds out."""
+        for row, digest in zip(prompts["source_row"].to_pylist(), asked_digests(prompts), strict=True):
+            self._asked_elsewhere[digest[:DIGEST_BYTES]] = row
 
     def add(self, processed: Processed, is_heldout: bool = False) -> Iterator[Block]:
         """Take a chunk. `is_heldout`: it comes from the held-out source, which must be read first."""
@@ -136,6 +142,11 @@ class Dataset:
         before = self._seen.get(prompt)
         if before is not None and before[0] < 0 and not is_heldout:
             yield "overlaps_heldout", f"the same prompt as row {-before[0]} of the held-out source"
+        if prompt in self._asked_elsewhere:
+            yield (
+                "overlaps_heldout",
+                f"the same prompt as row {self._asked_elsewhere[prompt]}, held out for evaluations",
+            )
         if self._is_prompts and before is not None:
             yield "duplicate_prompt", self._copy_detail(row, answer, before)
         content = processed.content_digests[index][:DIGEST_BYTES]
@@ -241,12 +252,18 @@ class Dataset:
             return None
         if not counts["used"]:
             found = f"data must hold at least one good row, found none in {rows} rows"
+        elif not counts["train"] and settings.heldout_source is not None:
+            found = f"data must hold rows that data.heldout_source does not ask, found none in {rows} rows of both"
         elif not counts["train"]:
-            found = f"data must hold train rows, found all {counts['used']} held out; lower data.heldout_fraction"
+            found = (
+                f"data must hold train rows, found all {counts['used']} held out: a hash of the prompt decides, so few "
+                "rows may all be; lower data.heldout_fraction or give more rows"
+            )
         else:
             allowed = f"{settings.max_rejected_fraction:.1%} (data.max_rejected_fraction)"
             found = f"at most {allowed} of the rows may be rejected, found {rejected} of {rows}"
-        tally = sorted(self._faults.items(), key=lambda item: (-item[1], item[0]))
+        lost = {} if counts["train"] else {reason: counts[reason] for reason in EXPECTED_LOSSES if counts[reason]}
+        tally = sorted({**lost, **self._faults}.items(), key=lambda item: (-item[1], item[0]))
         lines = [found + (": " + ", ".join(f"{reason} {number}" for reason, number in tally) if tally else "")]
         for fault in self._first_faults:
             detail = fault["detail"] if len(fault["detail"]) <= 160 else fault["detail"][:157] + "..."

@@ -219,9 +219,11 @@ class ExampleRenderer:
         self, part: Part, segments: list[_Segment], content: Content, faults: Faults
     ) -> list[RenderedExample]:
         rendered = [self._example(part, segment, content, faults) for segment in segments]
-        trained = [example for example in rendered if any(example.completion_mask)]
+        # Of steps the ends are trained: where all were cut off, nothing is.
+        trained = [example for example in rendered if any(example.completion_mask) and example.step_ends != []]
         if not trained:
-            faults.meet("no_trained_token", "an example must keep a trained token within data.max_tokens, found none")
+            what = "the end of a step" if part == "steps" else "a trained token"
+            faults.meet("no_trained_token", f"an example must keep {what} within data.max_tokens, found none")
         return [replace(example, segment=number) for number, example in enumerate(trained)]
 
     def _example(self, part: Part, segment: _Segment, content: Content, faults: Faults) -> RenderedExample:

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rft_core.data.settings import DataSettings
+from rft_core.data.settings import DataSettings, ExpertSettings
 from rft_core.errors import ContractError
 from rft_core.seeds import derive, permutation, uniforms
 
@@ -77,8 +77,9 @@ def select_prompts(
     train = pc.indices_nonzero(pc.equal(columns["split"], "train")).to_numpy().astype(np.int64)
     if count > len(train):
         raise ContractError(
-            f"a step needs {count} different train prompts, found {len(train)}; lower rollout.prompts_per_step or "
-            "data.heldout_fraction, or give more data"
+            f"a step needs {count} different train prompts, found {len(train)}; lower "
+            + ("experts.per_step" if isinstance(data, ExpertSettings) else "rollout.prompts_per_step")
+            + " or data.heldout_fraction, or give more data"
         )
     choose = ORDERS[data.order]
     measured = measured or Measured()

@@ -308,6 +308,13 @@ def _prompt_digest(draft: _Draft) -> bytes:
     return _digest({"prompt": parts.get("prompt", parts.get("text")), "tools": draft.content.tools})
 
 
+def asked_digests(prompts: pa.Table) -> list[bytes]:
+    """Of record prompts, as the prompt of an example is digested: by its messages and tools."""
+    rows = prompts.select(["messages", "tools"]).to_pylist()
+    tools = [json.loads(row["tools"]) if row["tools"] is not None else None for row in rows]
+    return [_digest({"prompt": json.loads(row["messages"]), "tools": t}) for row, t in zip(rows, tools, strict=True)]
+
+
 def _digest(value: dict[str, Any]) -> bytes:
     return hashlib.sha256(canonical_text(value).encode()).digest()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -179,3 +179,40 @@ class DataSettings(Settings):
             return self.mixture
         assert self.source is not None, "a validator made sure of it"
         return [DataPart(source=self.source, parameters=self.parameters, size=self.size, fields=self.fields)]
+
+
+class ExpertSettings(DataSettings):
+    """Demonstrations beside the prompts of `data`. What only prompts or evaluations need is refused."""
+
+    record: RecordName = Field("demonstrations", description="What the rows are: demonstrations or trajectories.")
+    per_step: int = Field(8, ge=1, description="Expert examples a step.")
+    source_weights: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default_factory=dict,
+        description="Name of a source in the column `dataset` -> weight of its rows in the loss over expert rows; "
+        "others have 1. 2 stands for a row that counts twice, 0 leaves its rows out.",
+    )
+    heldout_fraction: float = Field(
+        0.0, ge=0, lt=1, description="Stays 0: evaluations ask the held-out prompts of data, which no expert answers."
+    )
+
+    @model_validator(mode="after")
+    def _experts_fit(self) -> Self:
+        if self.record not in ("demonstrations", "trajectories"):
+            raise ValueError(f"experts.record must be demonstrations or trajectories, got {self.record}")
+        if self.heldout_fraction or self.heldout_source is not None:
+            raise ValueError(
+                "experts.heldout_fraction and heldout_source have no effect: evaluations ask the held-out prompts of "
+                "data; leave them out"
+            )
+        if self.order in ("easy_to_hard", "targeted"):
+            raise ValueError(
+                f"experts.order must be shuffled, sequential or difficulty, got {self.order}: of completions that the "
+                "data gives no pass rate is measured"
+            )
+        names = [part.name for part in self.parts]
+        for name in self.source_weights:
+            if name not in names:
+                raise ValueError(
+                    f"experts.source_weights must name sources of experts ({', '.join(names)}), got {name}"
+                )
+        return self

@@ -20,6 +20,9 @@ ENDINGS = {
     "token_labels": ("ForTokenClassification",),
 }
 
+# Which reward reads a classifier.
+FITTING = {"reward_model": ENDINGS["sequence_labels"], "process_reward_model": ENDINGS["token_labels"]}
+
 
 def resolve_scoring_models(
     settings: RewardSettings, root: Path, began_with: RewardSettings | None = None
@@ -68,9 +71,10 @@ def check_architecture(function: RewardFunction, folder: Path, head: str) -> dic
     config = check_model_folder(folder)
     names = config.get("architectures") or []
     if names and not any(name.endswith(ENDINGS[head]) for name in names):
+        fitting = next((made for made, ends in FITTING.items() if any(name.endswith(ends) for name in names)), None)
         raise SettingsError(
             f"{function.name}.path of {function.component} must be {HEADS[head][1]}, "
-            f"found {', '.join(names)} in {folder}"
+            f"found {', '.join(names)} in {folder}" + (f": use the reward {fitting}" if fitting else "")
         )
     return config
 

@@ -1,5 +1,6 @@
 """A run that is killed and started again ends with the bits of one that was not."""
 
+import json
 import random
 import time
 from collections import Counter
@@ -148,3 +149,25 @@ def test_the_real_model_killed_three_times(smollm2, runs, tmp_path):
     assert all_digests(root, "x") == all_digests(calm, "x")
     repeated = Counter(generated_blocks(root, "x")) - Counter(generated_blocks(calm, "x"))
     assert sum(repeated.values()) <= len(moments)
+
+
+def test_killed_between_own_and_expert_rounds(runs, tmp_path):
+    """Experts are rounds of a step like any other: whatever is committed of them is taken up again."""
+    model = make_tiny_model(tmp_path / "model")
+    demonstrations = [{"prompt": f"say {number}", "completion": str(number)} for number in range(12)]
+    tmp_path.joinpath("experts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in demonstrations))
+    recipe = write_recipe(
+        tmp_path,
+        model,
+        evaluation__every=0,
+        algorithm={"name": "chord", "expert_warmup_steps": 2, "expert_peak": 0.5},
+        experts={"source": "experts.jsonl", "per_step": 3},
+    )
+    calm, root = tmp_path / "calm", tmp_path / "killed"
+    runs.finish("run", recipe, "--name", "x", root=calm)
+    ledger = root / "runs/x/ledger"
+    moments = ["00000.data.200", "00001.prompts.200", "00002.rollouts.200", "00002.rewards.200", "00003.rollouts.0"]
+    for moment in moments:
+        assert runs.kill_when((ledger / f"main.{moment}.json").exists, "run", recipe, "--name", "x", root=root), moment
+    runs.finish("run", recipe, "--name", "x", root=root)
+    assert all_digests(root, "x") == all_digests(calm, "x")

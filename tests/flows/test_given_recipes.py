@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from flows.evaluate import evaluation_recipe
 from flows.export import export_run
 from flows.train import train
 from rft_core.recipes import load_recipe
+from tests.flows.small_runs import Row, logprobs, moved
 from tests.tiny import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_server")]
@@ -31,7 +31,6 @@ SMALL = [
     "execution.threads=1",
     "execution.retries=0",
 ]
-Row = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -57,24 +56,8 @@ def rows(root: Path, step: int = 1) -> list[Row]:
     return list(merged.values())
 
 
-def logprobs(module: Any, row: Row) -> torch.Tensor:
-    """Of the completion's trained tokens, by the model itself."""
-    ids = torch.tensor([*row["prompt_token_ids"], *row["completion_token_ids"]])
-    with torch.no_grad():
-        scores = module(ids[None]).logits[0].double().log_softmax(-1)
-    of_targets = scores[:-1].gather(1, ids[1:, None])[:, 0][len(row["prompt_token_ids"]) - 1 :]
-    return of_targets[torch.tensor(row["completion_mask"])]
-
-
 def metrics(root: Path, step: int) -> dict[str, float]:
     return {row["metric"]: row["value"] for row in table(root, step, "evaluation", "evaluations")}
-
-
-def moved(root: Path, model: Path, kind: Any = AutoModelForCausalLM) -> float:
-    policy = Ledger(root / "runs/x").entries("checkpoint")[-1].policy.policy_id
-    after = kind.from_pretrained(root / "checkpoints" / policy).state_dict()
-    before = AutoModelForCausalLM.from_pretrained(model).state_dict()
-    return max((after[name] - before[name]).abs().max().item() for name in before.keys() & after.keys())
 
 
 def test_sft_learns_the_given_answers(tmp_path, model):

@@ -42,9 +42,12 @@ def test_rounds_are_told_apart(capsys):
         ("rollouts-00002-1", {"tokens": 8}),
         ("rewards-00002-1", {"reward": 0.5}),
         ("rewards-00002-100", {"reward": 1.0}),
+        ("rollouts-00002-200", {"tokens": 9}),
         ("update-00002", {"loss": 0.5}),
     )
-    assert line == "step 2/3  tokens 7  reward 0  round 1 tokens 8  round 1 reward 0.5  greedy reward 1  loss 0.5"
+    assert line == (
+        "step 2/3  tokens 7  reward 0  round 1 tokens 8  round 1 reward 0.5  greedy reward 1  expert tokens 9  loss 0.5"
+    )
 
 
 def test_rollouts_made_ahead_stand_in_the_line_of_their_step(capsys):

@@ -17,22 +17,11 @@ from flows.inspect.run import open_run
 from flows.rerun import rerun
 from flows.train import train
 from rft_core.recipes import load_recipe
+from tests.flows.small_runs import SAMPLED, weights_digest
 from tests.tiny import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_server")]
-SMALL = [
-    "steps=3",
-    "model.dtype=float32",
-    "model.device=cpu",
-    "data.size=60",
-    "rollout.prompts_per_step=4",
-    "rollout.group_size=4",
-    "training.learning_rate=0.003",
-    "training.checkpoint_every=2",
-    "evaluation.every=0",
-    "execution.threads=1",
-    "execution.retries=0",
-]
+SMALL = [*SAMPLED, "steps=3"]
 # Two of the digits: a tiny random model writes one in some completions, and in none of some groups.
 DIGIT = """
 def digit(rows):
@@ -57,11 +46,6 @@ def tables(root: Path, stage: str, step: int, name: str = "x") -> dict[int, list
     """Rows of a stage by round."""
     entries = [entry for entry in Ledger(root / "runs" / name).entries(stage) if entry.step == step]
     return {entry.round: Store(str(root)).read(entry.refs[stage]).to_pylist() for entry in entries}
-
-
-def weights_digest(root: Path, name: str = "x") -> str:
-    policy = Ledger(root / "runs" / name).entries("checkpoint")[-1].policy.policy_id
-    return json.loads((root / "checkpoints" / policy / "manifest.json").read_text())["weights_digest"]
 
 
 def test_fresh_prompts_take_the_place_of_groups_without_signal(tmp_path, model):

@@ -14,6 +14,8 @@ DEFAULTS = {
     "tau": 1.0,
     "baseline_shift": -0.1,
     "drop": "none",
+    "select": "best",
+    "pass_threshold": 1.0,
 }
 
 
@@ -82,6 +84,13 @@ def _components(group, everything, spec):
     return total
 
 
+def _selected(group, everything, spec):
+    passing = [i for i, reward in enumerate(group.rewards) if reward >= spec["pass_threshold"]]
+    if spec["select"] == "best" and passing:
+        passing = [max(passing, key=lambda i: (group.rewards[i], -i))]
+    return np.array([float(i in passing) for i in range(len(group.rewards))])
+
+
 # From a group, and the rewards of the whole step.
 ADVANTAGES = {
     "group_zscore": _zscore,
@@ -104,9 +113,11 @@ ADVANTAGES = {
     "greedy_baseline": lambda group, everything, spec: group.rewards - max(group.lengths) / 10,
     "group_mean_batch_whiten": lambda group, everything, spec: group.rewards - np.mean(group.rewards),
     "group_mean_rescaled": lambda group, everything, spec: group.rewards - np.mean(group.rewards),
+    "selected": _selected,
 }
 
-IS_GROUP_ESTIMATOR = {name: name not in ("none", "shifted_mean", "greedy_baseline") for name in ADVANTAGES}
+COMPARES_NOBODY = ("none", "shifted_mean", "greedy_baseline", "selected")
+IS_GROUP_ESTIMATOR = {name: name not in COMPARES_NOBODY for name in ADVANTAGES}
 WHITENED = ("per_component", "group_mean_batch_whiten")
 
 

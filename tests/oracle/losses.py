@@ -128,6 +128,9 @@ SURROGATES = {
     "probability_weighted": lambda ratio, logprob, anchor, advantage, spec: (
         -advantage * math.exp(logprob.item()) * logprob
     ),
+    "uncertainty_weighted": lambda ratio, logprob, anchor, advantage, spec: (
+        -advantage * math.exp(logprob.item()) * (1 - math.exp(logprob.item())) * logprob
+    ),
     "logistic": lambda ratio, logprob, anchor, advantage, spec: torch.log1p(torch.exp(-advantage * logprob)),
     "ratio_logprob": lambda ratio, logprob, anchor, advantage, spec: -advantage * ratio.item() * logprob,
     "capped": _capped,

@@ -26,6 +26,7 @@ class Row:
     is_trained: bool = True
     is_off_policy: bool = False
     weight: float = 1.0
+    term: str = "own"
     draws: np.ndarray | None = None  # a number in [0, 1) of each token, for gates that choose
 
     @property

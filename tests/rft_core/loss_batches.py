@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rft_core.losses import Denominators, LossBatch, denominators_of
+from rft_core.losses import ROW_KINDS, Denominators, LossBatch, denominators_of
 from rft_core.objective import finish_metrics, step_kept
 from rft_core.terms import Algorithm, Correction, Kl, Term
 from tests.oracle import losses as oracle
@@ -74,6 +74,7 @@ def denominators(rows: list[Row]) -> Denominators:
         [row.group for row in rows],
         MAX_COMPLETION_TOKENS,
         [row.weight for row in rows],
+        [row.term for row in rows],
     )
 
 
@@ -93,6 +94,7 @@ def batch_of(rows: list[Row], logprobs: torch.Tensor, entropies: torch.Tensor) -
         behaviour_logprobs_T=flat([row.behaviour for row in rows]),
         reference_logprobs_T=flat([row.reference for row in rows]),
         entropy_T=entropies,
+        term_R=torch.tensor([ROW_KINDS.index(row.term) for row in rows]),
     )
 
 
@@ -128,7 +130,7 @@ def kept_by_step_gate(algorithm: Algorithm, parts: list[list[Row]], weights: tor
     return step_kept(algorithm, batches, draws)
 
 
-def ours(algorithm: Algorithm, rows: list[Row], splits: list[list[int]] | None = None):
+def ours(algorithm: Algorithm, rows: list[Row], splits: list[list[int]] | None = None, step: int = 1):
     """(loss, gradient to the model's weights, metrics), accumulated over micro-batches in float32."""
     weights = initial_weights()
     total, sums = 0.0, []
@@ -136,7 +138,7 @@ def ours(algorithm: Algorithm, rows: list[Row], splits: list[list[int]] | None =
     chosen = [[rows[number] for number in numbers] for numbers in splits or [list(range(len(rows)))]]
     for part, kept in zip(chosen, kept_by_step_gate(algorithm, chosen, weights), strict=True):
         batch = replace(scored_batch(part, weights), step_kept_T=kept)
-        parts = algorithm.loss(batch, over, step=1)
+        parts = algorithm.loss(batch, over, step)
         parts.loss.backward()
         total += parts.loss.item()
         sums.append(parts.sums)
@@ -177,3 +179,18 @@ def assert_close(loss, gradient, wanted_loss, wanted_gradient, tolerance=1e-6):
     assert torch.isfinite(gradient).all()
     assert loss == pytest.approx(wanted_loss, rel=3e-6, abs=1e-6)
     assert (gradient - wanted_gradient).abs().max() <= tolerance * max(wanted_gradient.abs().max().item(), 1e-12)
+
+
+def assert_any_split_agrees(algorithm: Algorithm, rows: list[Row]) -> None:
+    """Loss, gradient and metrics of the step, whatever micro-batches it is cut into."""
+    loss, gradient, metrics = ours(algorithm, rows)
+    for seed in range(3):
+        generator = np.random.default_rng(seed)
+        order = generator.permutation(len(rows))
+        cuts = sorted(generator.choice(np.arange(1, len(rows)), size=seed + 2, replace=False))
+        splits = [part.tolist() for part in np.split(order, cuts)]
+        split_loss, split_gradient, split_metrics = ours(algorithm, rows, splits)
+        assert_close(split_loss, split_gradient, loss, gradient)
+        for column, value in metrics.items():
+            near = value if value is None else pytest.approx(value, rel=2e-6, abs=1e-7)
+            assert split_metrics[column] == near, column

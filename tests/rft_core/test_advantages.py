@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -67,6 +68,7 @@ BY_HAND = {
     "greedy_baseline": [0.4, -0.6, -0.6, 0.4, 2.5],  # baselines .6 and .5
     "group_mean_batch_whiten": [1.0, -1.0, -1.0, 1.0, 0.0],  # by sqrt(4 x .25 / 4)
     "group_mean_rescaled": [0.5, -0.5, -0.5, 0.5, 0.0],  # the singleton is too small to count
+    "selected": [1.0, 0.0, 0.0, 0.0, 1.0],  # of two equal ones the first
 }
 
 
@@ -103,6 +105,8 @@ SPECS = [
     {"baseline": "log_mean_exp", "tau": 0.5},
     {"baseline_shift": 0.3},
     {"drop": "balance"},
+    {"select": "passing", "pass_threshold": 0.3},
+    {"pass_threshold": -9.0},
 ]
 
 
@@ -152,6 +156,16 @@ def test_groups_without_signal_do_not_thin_out_the_others():
     rewards, groups = [1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 7.0], [0, 0, 1, 1, 2, 2, 3]
     assert credit("group_mean_rescaled", rewards, groups).tolist() == [1.5, -1.5, 0, 0, 0, 0, 0]
     assert credit("group_mean_rescaled", rewards, groups, min_group_size=3).tolist() == [0.5, -0.5, 0, 0, 0, 0, 0]
+
+
+def test_the_best_that_passes_is_selected_by_its_index():
+    credits = replace(credits_of([0.5, 2.0, 2.0, 0.9, None], [0, 0, 0, 1, 1]), index_N=np.array([0, 2, 1, 0, 1]))
+    select = ADVANTAGES["selected"]
+    assert select(credits, AlgorithmSettings()).tolist() == [0, 0, 1, 0, 0]  # .9 does not pass
+    assert select(credits, AlgorithmSettings(pass_threshold=0.9)).tolist() == [0, 0, 1, 1, 0]
+    assert select(credits, AlgorithmSettings(select="passing", pass_threshold=0.5)).tolist() == [1, 1, 1, 1, 0]
+    masked = replace(credits, is_masked_N=np.array([False, False, True, False, False]))  # cut, under truncated: mask
+    assert select(masked, AlgorithmSettings()).tolist() == [0, 1, 0, 0, 0]
 
 
 def test_components_tell_apart_what_their_sum_does_not():

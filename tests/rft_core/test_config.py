@@ -86,7 +86,10 @@ def test_sections_come_in_the_order_of_the_form():
             lambda: RewardSettings(functions=[RewardFunction(name="exact_match"), RewardFunction(name="exact_match")]),
             "'exact_match' twice",
         ),
-        (lambda: EvaluationSettings(samples=2, pass_at=[1, 3]), r"at most samples \(2\), got 3"),
+        (
+            lambda: Recipe.model_validate(SMALLEST | {"evaluation": {"samples": 2, "pass_at": [1, 3]}}),
+            r"at most samples \(2\), got 3",
+        ),
         (lambda: EvaluationSettings(pass_at=[0]), "greater than or equal to 1"),
         (lambda: EvaluationSettings(pass_at=[1, 1]), "must differ"),
         (lambda: EvaluationSettings(samples=0, greedy=False), "samples above 0 or greedy"),
@@ -109,6 +112,15 @@ def test_parts_that_do_not_fit_are_refused(make, message):
         ({"algorithm": {"overlong_buffer_tokens": 300}}, "at most rollout.max_completion_tokens"),
         ({"algorithm": {"min_group_size": 9}}, "no group could train"),
         ({"rollout": {"group_size": 1}}, "no group could train"),
+        ({"training": {"mini_batches": 9}}, r"mini_batches \(9\) must be at most rollout.prompts_per_step \(8\)"),
+        (
+            {
+                "algorithm": {"name": "mix"},
+                "experts": {"source": "b.jsonl", "per_step": 2},
+                "training": {"mini_batches": 4},
+            },
+            r"mini_batches \(4\) must be at most experts.per_step \(2\)",
+        ),
         (
             {
                 "algorithm": {"name": "gdpo"},

@@ -14,6 +14,7 @@ from rft_core.algorithm_settings import AlgorithmSettings, PreferenceSettings
 from rft_core.algorithms import ALGORITHMS, POLICY_GRADIENT_ALGORITHMS
 from rft_core.config import Recipe, TrainingSettings
 from rft_core.errors import SettingsError
+from rft_core.mixed_algorithms import MIXED_ALGORITHMS
 from rft_core.pairing import PAIRINGS
 from rft_core.preference_options import Preference
 from rft_core.resolve import check, resolve_algorithm
@@ -68,7 +69,8 @@ RECORDS = {"pairs": ("preferences",), "labels": ("labelled",)}
 
 
 def test_every_row_is_of_one_kind():
-    assert set(ALGORITHMS) == set(POLICY_GRADIENT_ALGORITHMS) | set(PREFERENCES) | set(IMITATIONS)
+    kinds = (POLICY_GRADIENT_ALGORITHMS, MIXED_ALGORITHMS, PREFERENCES, IMITATIONS)
+    assert set(ALGORITHMS) == set().union(*kinds) and len(ALGORITHMS) == sum(map(len, kinds))
 
 
 @pytest.mark.parametrize("name", PREFERENCES)
@@ -286,6 +288,22 @@ REWARD = {"functions": [{"name": "exact_match"}]}
         (
             {"name": "dapo", "reward": REWARD, "algorithm": {"name": "dapo", "filter_on": "exact"}},
             r"algorithm.filter_on must be one of \['exact_match'\], got 'exact'",
+        ),
+        *(
+            (
+                {"name": "sft", "record": "demonstrations", section: {name: value}},
+                f"{section}.{name} has no effect for .* sft",
+            )
+            for section, name, value in (
+                ("rollout", "group_size", 4),
+                ("rollout", "top_p", 0.9),
+                ("rollout", "top_k", 5),
+                ("rollout", "ahead", 1),
+                ("evaluation", "samples", 2),
+                ("evaluation", "greedy", False),
+                ("evaluation", "temperature", 0.5),
+                ("evaluation", "pass_at", [1]),
+            )
         ),
         (
             {"name": "sft", "record": "demonstrations", "data": {"heldout_fraction": 0}},

@@ -10,10 +10,11 @@ import torch
 from torch.nn.functional import logsigmoid, softplus
 from transformers import AutoModelForCausalLM
 
-from rft_core.algorithms import ALGORITHMS, POLICY_GRADIENT_ALGORITHMS
+from rft_core.algorithms import ALGORITHMS
 from rft_core.checkpoint import load_checkpoint, save_checkpoint, weights_digest
 from rft_core.config import RolloutSettings
 from rft_core.errors import ContractError
+from rft_core.offline_algorithms import OFFLINE_ALGORITHMS
 from rft_core.pairing import CHOSEN, REJECTED
 from rft_core.policy import load_reference
 from rft_core.preference_step import RunningShift
@@ -22,7 +23,7 @@ from tests.rft_core.trainer import SPLITS, Trainer, gradient, in_float64
 from tests.tiny import make_tiny_model
 
 # By the record that they train on. Models with a head of scores have their own tests.
-CAUSAL = [name for name, row in ALGORITHMS.items() if name not in POLICY_GRADIENT_ALGORITHMS and row.head == "causal"]
+CAUSAL = [name for name, row in OFFLINE_ALGORITHMS.items() if row.head == "causal"]
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ def model(tmp_path_factory):
 def build(tmp_path, model):
     """Build from a file, or rows as JSON lines; gives the table, quarantine as (row, reason, action), the data set."""
 
-    def call(source, reward=None, tokenizer=True, **settings):
+    def call(source, reward=None, tokenizer=True, heldout=None, **settings):
         if isinstance(source, list):
             path = tmp_path / "rows.jsonl"
             path.write_text("".join(json.dumps(row) + "\n" for row in source))
@@ -46,9 +46,9 @@ def build(tmp_path, model):
         data = DataSettings(**{"source": source, "heldout_fraction": 0, "max_rejected_fraction": 1, **settings})
         store = Store(str(tmp_path / "root"))
         record = dataset_record(data)
-        keys = {record: f"k{len(store.keys(record))}", "quarantine": f"k{len(store.keys(record))}"}
+        keys = dict.fromkeys((record, "quarantine"), f"{record}-{len(store.keys(record))}")
         row_settings = RowSettings(data, reward, model if tokenizer else None, None)
-        refs, dataset = build_dataset(store, keys, {name: {} for name in keys}, row_settings)
+        refs, dataset = build_dataset(store, keys, {name: {} for name in keys}, row_settings, heldout=heldout)
         table, quarantine = store.read(refs[record]), store.read(refs["quarantine"])
         found = [(row["source_row"], row["reason"], row["action"]) for row in quarantine.to_pylist()]
         return table, found, dataset
@@ -253,3 +253,36 @@ def test_workers_end_with_the_process_that_started_them(tmp_path, model):
     process.wait()
     _, alive = psutil.wait_procs(workers, timeout=5)
     assert not alive
+
+
+def test_examples_of_prompts_that_another_data_set_holds_out_are_dropped(build):
+    """Whatever makes the prompts alike: a system message and a suffix of the recipe, or of the file."""
+    asked = [{"prompt": f"What is {number} + 1?"} for number in range(3)]
+    held, _, _ = build(asked, system="Be brief.", suffix=" Just the number.")
+    rows = [
+        {"prompt": "What is 1 + 1?", "completion": "2"},
+        {"prompt": "What is 1 + 1?", "completion": "two"},
+        {"prompt": "What is 5 + 1?", "completion": "6"},
+    ]
+    demonstrations = {"record": "demonstrations", "system": "Be brief."}
+    table, found, dataset = build(rows, heldout=held, suffix=" Just the number.", **demonstrations)
+    assert table["source_row"].to_pylist() == [3] and dataset.counts["dropped"] == 2
+    assert found == [(1, "overlaps_heldout", "rejected"), (2, "overlaps_heldout", "rejected")]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is 2 + 1? Just the number."},
+    ]
+    bare = [messages[0], {"role": "user", "content": "What is 2 + 1?"}]  # without the suffix: another text
+    spelt = [{"messages": [*asked, {"role": "assistant", "content": "3"}]} for asked in (messages, bare)]
+    _, found, _ = build(spelt, heldout=held, **demonstrations)
+    assert found == [(1, "overlaps_heldout", "rejected")]
+
+
+def test_a_data_set_without_a_train_row_says_what_became_of_them(build):
+    rows = [{"prompt": f"q{number}", "completion": "x"} for number in range(3)]
+    held, _, _ = build([{"prompt": row["prompt"]} for row in rows], tokenizer=False)
+    with pytest.raises(RowsRejected, match="found all 3 held out: a hash of the prompt decides") as caught:
+        build(rows, tokenizer=False, record="demonstrations", heldout_fraction=0.99)
+    assert "rejected rows" not in str(caught.value)  # there is none to look at
+    with pytest.raises(RowsRejected, match="found none in 3 rows: overlaps_heldout 3"):
+        build(rows, tokenizer=False, heldout=held, record="demonstrations")

@@ -151,6 +151,17 @@ def test_steps_end_where_their_text_ends():
     assert ends[-1] == len(example.completion_token_ids) - 1  # then the end token
 
 
+def test_steps_that_were_all_cut_off_leave_nothing_to_learn():
+    tokenizer = STYLES["smollm2"]()
+    content = Content("row", "stepwise", {"prompt": [user("a")], "steps": ["0123456789", "y"]}, step_labels=[1.0, 0.0])
+    [whole], _ = rendered(tokenizer, content)
+    first = len(whole.prompt_token_ids) + whole.step_ends[0]
+    repair = {"policies": {"too_long": "repair"}}
+    assert reason_of(tokenizer, content, max_tokens=first, **repair) == "no_trained_token"
+    [cut], _ = rendered(tokenizer, content, max_tokens=first + 1, **repair)
+    assert cut.step_ends == whole.step_ends[:1]
+
+
 def test_steps_with_an_end_token_in_the_text():
     tokenizer = STYLES["smollm2"]()
     plain = Content("row", "stepwise", {"prompt": [user("a")], "steps": ["x", "y"]})

@@ -241,6 +241,8 @@ def test_what_is_no_reward_model_is_named(tmp_path):
         grader(tmp_path / "nowhere")
     with pytest.raises(SettingsError, match="must be a sequence classification model, found LlamaForCausalLM"):
         grader(make_tiny_model(tmp_path / "causal"))
+    with pytest.raises(SettingsError, match=r"found LlamaForTokenClassification in .*: use the reward process_reward"):
+        grader(make_tiny_classifier(tmp_path / "steps", "token"))
     with pytest.raises(ModelUnreadable, match=r"must hold config\.json"):
         grader(tmp_path)
 
