@@ -279,7 +279,7 @@ ADVANTAGES = _record(
 
 UPDATES = _record(
     "updates",
-    2,
+    3,
     ("policy_version", "optimizer_step"),
     [
         _column("policy_version", pa.int64(), "Version that this update made.", "update"),
@@ -287,6 +287,13 @@ UPDATES = _record(
         _column("loss", pa.float64(), "What was differentiated."),
         _column("policy_loss", pa.float64(), "The policy term alone."),
         _column("value_loss", pa.float64(), "Loss of the critic.", null="no critic"),
+        _column(
+            "distillation_loss",
+            pa.float64(),
+            "Mean divergence to the teacher.",
+            "nat",
+            null="not in the loss",
+        ),
         _column("kl", pa.float64(), "Mean k3 estimate of the KL to the reference.", "nat", null="no reference model"),
         _column("kl_k1", pa.float64(), "Mean k1 estimate: policy - reference.", "nat", null="no reference model"),
         _column("kl_coefficient", pa.float64(), "Weight of the KL term in this update.", null="no reference model"),
@@ -303,19 +310,9 @@ UPDATES = _record(
         _column("correction_kept", pa.float64(), "Share of weights neither capped nor masked.", null="not corrected"),
         _column("uncorrected_tokens", pa.int64(), "Off-policy tokens without behaviour logprobs: weight 1.", "token"),
         _column("effective_sample_size", pa.float64(), "(sum w)^2 / (N sum w^2).", null="not corrected"),
-        _column(
-            "sampling_logp_difference_mean",
-            pa.float64(),
-            "Mean |old - behaviour|.",
-            "nat",
-            null="no behaviour logprobs",
-        ),
-        _column(
-            "sampling_logp_difference_max",
-            pa.float64(),
-            "Largest |old - behaviour|.",
-            "nat",
-            null="no behaviour logprobs",
+        *(
+            _column(f"sampling_logp_difference_{name}", pa.float64(), doc, "nat", null="no behaviour logprobs")
+            for name, doc in (("mean", "Mean |old - behaviour|."), ("max", "Largest |old - behaviour|."))
         ),
         *(
             _column(f"{name}_{role}", pa.float64(), doc, unit, null="no preference objective, or none of that role")

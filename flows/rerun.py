@@ -80,6 +80,7 @@ LAST_READ_BY: dict[Stage, tuple[str, ...]] = {
         "algorithm.reward_clip_high",
         "algorithm.overlong_buffer_tokens",
         "algorithm.max_staleness",
+        "algorithm.distillation.teacher_gap",
     ),
 }
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from rft_core.distillation_settings import DistillationSettings
 from rft_core.settings import NOT_BLANK, Settings
 
 CUSTOM = {"path": "name", "advantage_path": "advantage", "surrogate_path": "surrogate"}  # path -> what it belongs to
@@ -70,8 +71,11 @@ class AlgorithmSettings(Settings):
         "dppo_tv",
         "dppo_kl",
         "clip_cov",
+        "on_policy_distillation",
         "sft",
         "dft",
+        "jsd",
+        "gkd",
         "dpo",
         "dpo_norm",
         "rpo",
@@ -122,6 +126,7 @@ class AlgorithmSettings(Settings):
             "batch_whiten",
             "group_mean_batch_whiten",
             "group_mean_rescaled",
+            "teacher_gap",
             "custom",
         ]
         | None
@@ -343,6 +348,9 @@ class AlgorithmSettings(Settings):
     )
     preference: PreferenceSettings = Field(
         default_factory=PreferenceSettings, description="Of preference objectives; null takes the row's."
+    )
+    distillation: DistillationSettings = Field(
+        default_factory=DistillationSettings, description="What is learnt from a teacher; null takes the row's."
     )
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ name in one of those tables. What a recipe overrides is applied in `resolve`. Im
 from __future__ import annotations
 
 from rft_core.offline_algorithms import OFFLINE_ALGORITHMS
-from rft_core.terms import NO_CORRECTION, Algorithm, Kl, Term
+from rft_core.terms import NO_CORRECTION, TEACHER_GAP, Algorithm, Distillation, Kl, Term
 
 POLICY_GRADIENT_ALGORITHMS = {
     row.name: row
@@ -266,6 +266,15 @@ POLICY_GRADIENT_ALGORITHMS = {
             source="Clip-Cov, arXiv 2505.22617: a few tokens of high covariance between credit and logprob sit out",
             advantage="group_zscore",
             terms=(Term(gate="covariance_band", surrogate="clipped", aggregation="token_mean"),),
+        ),
+        # A teacher's word for each token
+        Algorithm(
+            name="on_policy_distillation",
+            source="on-policy distillation by policy gradient: the reverse KL to a teacher as credit of each token "
+            "(MiniLLM, arXiv 2306.08543, eq. 2, with one token's term for its return); rewards are optional",
+            advantage=TEACHER_GAP,
+            terms=(Term(aggregation="token_mean"),),
+            distillation=Distillation(teacher_gap=1.0),
         ),
     )
 }

@@ -13,6 +13,8 @@ from pydantic import Field, model_validator
 
 from rft_core.algorithm_settings import AlgorithmSettings
 from rft_core.data.settings import DataSettings
+from rft_core.distillation_settings import TeacherSettings
+from rft_core.errors import SettingsError
 from rft_core.rewards.settings import RewardSettings
 from rft_core.settings import NOT_BLANK, Settings, execution
 
@@ -160,13 +162,18 @@ class Recipe(Settings):
         default_factory=RewardSettings, description="What is rewarded.", json_schema_extra={"position": 5}
     )
     algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings, json_schema_extra={"position": 6})
-    training: TrainingSettings = Field(default_factory=TrainingSettings, json_schema_extra={"position": 7})
-    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings, json_schema_extra={"position": 8})
+    teacher: TeacherSettings = Field(
+        default_factory=TeacherSettings,
+        description="The model that algorithms of distillation learn from.",
+        json_schema_extra={"position": 7},
+    )
+    training: TrainingSettings = Field(default_factory=TrainingSettings, json_schema_extra={"position": 8})
+    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings, json_schema_extra={"position": 9})
     retention: RetentionSettings = Field(
-        default_factory=RetentionSettings, json_schema_extra={"position": 9, "execution": True}
+        default_factory=RetentionSettings, json_schema_extra={"position": 10, "execution": True}
     )
     execution: ExecutionSettings = Field(
-        default_factory=ExecutionSettings, json_schema_extra={"position": 10, "execution": True}
+        default_factory=ExecutionSettings, json_schema_extra={"position": 11, "execution": True}
     )
 
     @model_validator(mode="after")
@@ -190,10 +197,12 @@ class Recipe(Settings):
         return self
 
     def _algorithm_fits(self) -> None:
+        from rft_core.distillation_options import refuse_teacher
         from rft_core.resolve import check, resolve_algorithm  # it reads these settings
 
         algorithm = resolve_algorithm(self.algorithm)
         check(algorithm, self.training)
+        refuse_teacher(algorithm, self.teacher)
         self._data_fits(algorithm)
         if algorithm.compares_groups and self.algorithm.min_group_size > self.rollout.group_size:
             raise ValueError(
@@ -215,11 +224,7 @@ class Recipe(Settings):
                 + (f", which {', '.join(fitting)} train on" if fitting else "")
             )
         if algorithm.samples:
-            if not self.reward.functions:
-                raise ValueError(
-                    f"reward.functions must name what is rewarded: {algorithm.name} trains on completions that the "
-                    "policy samples"
-                )
+            self._rewards_fit(algorithm)
             if algorithm.preference is not None and self.rollout.group_size < 2:
                 raise ValueError(
                     f"rollout.group_size must be at least 2 for algorithm {algorithm.name}, which sets the best of a "
@@ -242,6 +247,23 @@ class Recipe(Settings):
                 f"policy of ours, got {self.rollout.temperature:g}"
             )
 
+    def _rewards_fit(self, algorithm: Algorithm) -> None:
+        if self.reward.functions:
+            return
+        if algorithm.reads_rewards:
+            raise ValueError(
+                f"reward.functions must name what is rewarded: {algorithm.name} trains on completions that the "
+                "policy samples"
+            )
+        if self.evaluation.every:
+            raise ValueError(
+                "evaluation.every needs reward.functions, which say how good a completion is; without them set it to 0"
+            )
+        if self.data.order in ("easy_to_hard", "targeted"):
+            raise ValueError(
+                f"data.order {self.data.order} needs reward.functions, which say what a prompt's pass rate is"
+            )
+
     @property
     def component_weights(self) -> dict[str, float]:
         """Weights by reward component, for advantages that standardise components: of a scale only the sign counts."""
@@ -250,5 +272,7 @@ class Recipe(Settings):
 
     @property
     def correct_component(self) -> str:
-        """The reward component that says correct (at least 1). Raises IndexError where nothing is rewarded."""
+        """The reward component that says correct (at least 1). Raises SettingsError where nothing is rewarded."""
+        if not self.reward.functions:
+            raise SettingsError("reward.functions must name what says how good a completion is, the recipe has none")
         return self.evaluation.correct_component or self.reward.functions[0].component

@@ -84,6 +84,10 @@ def loss_parts(algorithm: Algorithm, batch: LossBatch, denominators: Denominator
             loss = loss - algorithm.entropy_coefficient * bonus
     elif algorithm.needs_entropy_gradient:
         raise ContractError("an entropy bonus needs entropy_T, got none")
+    if algorithm.distillation.coefficient:
+        distance = _distance(clean, denominators)
+        sums.append({"distillation": distance.detach()})
+        loss = loss + algorithm.distillation.coefficient * distance
     sums.append({"loss": loss.detach(), "policy_loss": policy_loss.detach()})
     return LossParts(loss, _to_floats(merge_sums(sums)))
 
@@ -277,6 +281,15 @@ def _kl_loss(algorithm: Algorithm, clean: CleanBatch, denominators: Denominators
     return _aggregate(first.aggregation, loss_T, rows, clean, first.rows, denominators), sums
 
 
+def _distance(clean: CleanBatch, denominators: Denominators) -> Tensor:
+    """Token mean of the divergence to a teacher, over all trained rows, own and given alike."""
+    divergence_T = clean.batch.divergence_T
+    if divergence_T is None:
+        raise ContractError("distillation needs divergence_T, got none")
+    kept_T = torch.where(clean.batch.mask_T, divergence_T, torch.zeros_like(divergence_T)).double()
+    return (kept_T * clean.weight_T).sum() / max(denominators.tokens, 1.0)
+
+
 def _sampling_sums(clean: CleanBatch) -> dict[str, Tensor]:
     gap_T = (clean.old_T - clean.behaviour_T).double().abs()[clean.is_known_T]
     sums = {"logp_difference": gap_T.sum(), "logp_difference_count": clean.is_known_T.sum()}
@@ -320,6 +333,7 @@ def finish_metrics(parts: Iterable[dict[str, float]]) -> dict[str, float | int |
         "loss": sums.get("loss", 0.0),
         "policy_loss": sums.get("policy_loss", 0.0),
         "value_loss": None,
+        "distillation_loss": sums.get("distillation"),
         "kl": mean("kl_k3", "kl_tokens"),
         "kl_k1": mean("kl_k1", "kl_tokens"),
         "entropy": mean("entropy", "tokens") if "entropy" in sums else None,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rft_core.algorithms import ALGORITHMS
+from rft_core.distillation_options import refuse_distillation, resolve_distillation
 from rft_core.errors import SettingsError
 from rft_core.preference_options import resolve_preference
 from rft_core.terms import Algorithm, Correction, Kl, Term, UserParts
@@ -110,6 +111,7 @@ def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
         reward_kl=row.reward_kl if settings.reward_kl_coefficient is None else settings.reward_kl_coefficient,
         dynamic_sampling=row.dynamic_sampling if settings.dynamic_sampling is None else settings.dynamic_sampling,
         preference=resolve_preference(row.preference, row.name, settings.preference),
+        distillation=resolve_distillation(row.distillation, settings.distillation),
     )
     if not any(term.rows == "own" for term in algorithm.terms):
         _refuse_overrides(algorithm, settings)
@@ -122,6 +124,7 @@ def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
     _refuse_resampling(algorithm, settings)
     _refuse_kl(algorithm, settings)
     _refuse_correction(algorithm, settings)
+    refuse_distillation(algorithm, settings)
     return algorithm
 
 

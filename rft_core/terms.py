@@ -31,6 +31,8 @@ GROUP_ESTIMATORS = frozenset(
     }
 )
 
+TEACHER_GAP = "teacher_gap"  # the advantage that is nothing but what a teacher says of each token
+
 # A gate that looks at all rows of the optimizer step, and whether it reads rows of advantage 0 too.
 STEP_GATES_READ_ALL = {"second_moment": False, "entropy_quantile": True, "covariance_band": True}
 
@@ -113,6 +115,24 @@ NO_CORRECTION = Correction(kind="none")
 
 
 @dataclass(frozen=True)
+class Distillation:
+    """What is learnt from a teacher: by credit for each token, or by the distance of whole distributions.
+
+    `teacher_gap` x (log p of the teacher - old) is added to the advantage of own tokens. `coefficient` x divergence is
+    added to the loss of all trained tokens, own and given alike, as their mean.
+    """
+
+    teacher_gap: float = 0.0
+    coefficient: float = 0.0
+    beta: float = 0.5  # 0: KL(teacher | policy), 1: KL(policy | teacher), between: of both to their mixture
+    top_k: int | None = None  # of the teacher; the rest is one class
+
+    @property
+    def needs_teacher(self) -> bool:
+        return self.teacher_gap > 0 or self.coefficient > 0
+
+
+@dataclass(frozen=True)
 class Algorithm:
     """A row of ALGORITHMS, with a recipe's overrides once it is resolved.
 
@@ -128,6 +148,7 @@ class Algorithm:
     correction: Correction = field(default_factory=Correction)
     records: tuple[str, ...] = ("prompts",)
     preference: Preference | None = None
+    distillation: Distillation = field(default_factory=Distillation)
     reward_kl: float = 0.0  # times old - reference, per token, is taken from the reward
     dynamic_sampling: bool = False  # groups without signal are replaced by those of fresh prompts
     head: str = "causal"  # of the model that is trained: a key of score_policy.POLICIES
@@ -149,7 +170,13 @@ class Algorithm:
     @property
     def credit_scorers(self) -> tuple[str, ...]:
         """Whose values of each token credit needs before it is assigned: scorers of record token_scores."""
-        return ("old", "reference") if self.reward_kl else ()
+        others = ("reference",) * bool(self.reward_kl) + ("teacher",) * bool(self.distillation.teacher_gap)
+        return ("old", *others) if others else ()
+
+    @property
+    def reads_rewards(self) -> bool:
+        """Whether a reward decides anything: else a rollout without one is as good as any."""
+        return self.advantage != TEACHER_GAP and (bool(self.terms) or self.preference is not None)
 
     @property
     def samples(self) -> bool:
@@ -186,7 +213,7 @@ class Algorithm:
             term.regularizer != "none" or STEP_GATES_READ_ALL.get(term.gate, False) or callable(term.surrogate)
             for term in self.terms
         )
-        return is_read or self.needs_reference or self.needs_entropy_gradient
+        return is_read or self.needs_reference or self.needs_entropy_gradient or self.distillation.coefficient > 0
 
     def filled(self, settings: AlgorithmSettings) -> AlgorithmSettings:
         """The settings that the row's advantage reads, with what the row says where the recipe says nothing."""

@@ -50,7 +50,12 @@ def batch_whiten(rewards: Sequence[np.ndarray], settings: AlgorithmSettings) -> 
     return np.split(whitened, np.cumsum([len(returns_T) for returns_T in returns])[:-1])
 
 
-TOKEN_ADVANTAGES: dict[str, TokenAdvantage] = {"batch_whiten": batch_whiten}
+def teacher_gap(rewards: Sequence[np.ndarray], settings: AlgorithmSettings) -> list[np.ndarray]:
+    """0: all credit is what a teacher says of each token, which `with_teacher_gap` adds."""
+    return [np.zeros(len(rewards_T)) for rewards_T in rewards]
+
+
+TOKEN_ADVANTAGES: dict[str, TokenAdvantage] = {"batch_whiten": batch_whiten, "teacher_gap": teacher_gap}
 
 
 def reference_gaps(token_scores: pa.Table) -> dict[tuple[str, int], np.ndarray]:

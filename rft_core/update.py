@@ -22,6 +22,7 @@ from data_contracts.refs import PolicyRef
 from data_contracts.schemas import UPDATES
 from rft_core.batching import MicroBatch
 from rft_core.config import AlgorithmSettings, RolloutSettings, TrainingSettings
+from rft_core.distillation import score_batch
 from rft_core.errors import TrainingDiverged
 from rft_core.kl_controller import adapted_coefficient
 from rft_core.losses import ROW_KINDS, LossBatch
@@ -87,6 +88,7 @@ class _Update:
     total_optimizer_steps: int
     advance: Callable[[str], None]
     seed: int  # of this update
+    teacher: Policy | None = None
 
 
 def update_policy(
@@ -99,6 +101,7 @@ def update_policy(
     rollout: RolloutSettings,
     before: PolicyRef,
     reference: Scorer | None,
+    teacher: Policy | None = None,
     seed: int,
     total_steps: int,
     progress: Progress | None = None,
@@ -120,7 +123,7 @@ def update_policy(
     is_behind = len(plan) > 1 or any(row.is_off_policy and row.num_trained_tokens for row in rows)
     needs_old, needs_reference = is_behind and row_of_table.needs_old, row_of_table.needs_reference
     counter = _counter(plan, num_passes, needs_old + needs_reference, row_of_table, progress)
-    update = _Update(row_of_table, training, rollout.temperature, version, total_steps, counter, seed)
+    update = _Update(row_of_table, training, rollout.temperature, version, total_steps, counter, seed, teacher)
     scorers = {"old": state.policy if needs_old else None, "reference": reference if needs_reference else None}
     scores = Scores(**{name: _score(scorer, plan[:num_passes], update, name) for name, scorer in scorers.items()})
     steps = [_optimizer_step(state, mini_batch, scores, update) for mini_batch in plan]
@@ -244,10 +247,10 @@ def _accumulate(
     if not math.isfinite(total):
         return sums, total
     for batch in mini_batch.micro_batches:
-        logprobs_T, entropy_T = policy.token_logprobs(
-            batch, update.temperature, entropy_gradient=update.algorithm.needs_entropy_gradient
+        logprobs_T, entropy_T, divergence_T = score_batch(
+            policy, update.teacher, batch, update.temperature, update.algorithm
         )
-        loss_batch = _loss_batch(mini_batch, batch, scores, logprobs_T, entropy_T)
+        loss_batch = _loss_batch(mini_batch, batch, scores, logprobs_T, entropy_T, divergence_T)
         parts = update.algorithm.loss(loss_batch, mini_batch.denominators, update.version)
         loss = float(parts.loss.detach())
         sums.append(parts.sums)
@@ -265,7 +268,12 @@ def _accumulate(
 
 
 def _loss_batch(
-    mini_batch: MiniBatch, batch: MicroBatch, scores: Scores, logprobs_T: Tensor, entropy_T: Tensor | None
+    mini_batch: MiniBatch,
+    batch: MicroBatch,
+    scores: Scores,
+    logprobs_T: Tensor,
+    entropy_T: Tensor | None,
+    divergence_T: Tensor | None = None,
 ) -> LossBatch:
     rows = mini_batch.rows_of(batch)
     device = logprobs_T.device
@@ -287,6 +295,7 @@ def _loss_batch(
     return LossBatch(
         logprobs_T=logprobs_T,
         entropy_T=entropy_T,
+        divergence_T=divergence_T,
         old_logprobs_T=scored(scores.old),
         behaviour_logprobs_T=behaviour,
         reference_logprobs_T=scored(scores.reference),

@@ -20,7 +20,7 @@ from tasks.stage import Slot, commit, report, reuse, stage_task, write
 
 @stage_task("advantages")
 def assign_credit(
-    run: str, slot: Slot, rollouts: list[TableRef], rewards: list[TableRef], token_scores: TableRef | None = None
+    run: str, slot: Slot, rollouts: list[TableRef], rewards: list[TableRef], token_scores: list[TableRef]
 ) -> State[TableRef]:
     """Advantages of one step over all its rounds, with the reason of every row that is not trained."""
     context = opened(run)
@@ -34,7 +34,7 @@ def assign_credit(
     }
     if context.algorithm.dynamic_sampling:
         settings["max_groups"] = recipe.rollout.prompts_per_step
-    inputs = [*rollouts, *rewards, *([token_scores] if token_scores is not None else [])]
+    inputs = [*rollouts, *rewards, *token_scores]
     key = content_key(
         "advantages",
         inputs=inputs,
@@ -53,7 +53,7 @@ def assign_credit(
             recipe.rollout.max_completion_tokens,
             slot.step - 1,
             component_weights=recipe.component_weights,
-            token_scores=context.store.read(token_scores) if token_scores is not None else None,
+            token_scores=read_all(context, token_scores) if token_scores else None,
             max_groups=recipe.rollout.prompts_per_step,
             seed=derive(recipe.seed, "advantages", slot.step),
         )

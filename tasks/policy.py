@@ -27,6 +27,7 @@ from rft_core.errors import ReplayMismatch, SettingsError
 from tasks.context import PHASE, RunContext
 from tasks.rounds import read_all
 from tasks.semantics import SEMANTICS
+from tasks.teacher import load_teacher, teacher_identity
 
 if TYPE_CHECKING:
     from rft_core.policy import Policy
@@ -43,6 +44,7 @@ class Policies:
         self._state: TrainState | None = None
         self._resident: PolicyRef | None = None
         self._reference: Policy | None = None
+        self.teacher: Policy | None = None  # see tasks/teacher.py
         self.is_exact = True  # False: a replay differed, so the resident weights are not quite the policy's
 
     def materialise(self, wanted: PolicyRef) -> TrainState:
@@ -176,6 +178,7 @@ class Policies:
             provenance["settings"],
             f"replay-{entry.step:05d}",
             provenance.get("algorithm_paths", {}),
+            provenance.get("teacher_path"),
         )
         difference = _difference(stored, made)
         if difference and context.recipe.model.device == "cpu":
@@ -201,11 +204,12 @@ def run_update(
     settings: dict[str, Any],
     name: str,
     algorithm_paths: dict[str, str],
+    teacher_path: str | None,
 ) -> pa.Table:
     """One update under stored settings: the same call serves the update stage and its replay.
 
-    `algorithm_paths` say where a user's own code is; what it was is in the settings. Raises SettingsError when it has
-    changed since.
+    `algorithm_paths` and `teacher_path` say where a user's own code and the teacher are; what they were is in the
+    settings. Raises SettingsError when they have changed since.
     """
     from rft_core.resolve import resolve_algorithm
     from rft_core.update import update_policy
@@ -218,6 +222,9 @@ def run_update(
             "since: put it back, or start another run with `rft rerun --from advantages`"
         )
     needs_reference = resolve_algorithm(algorithm).needs_reference
+    teacher = None
+    if "teacher" in settings and teacher_path is not None:
+        teacher = load_teacher(context, state.policy, path=teacher_path, **settings["teacher"])
     return update_policy(
         state,
         rollouts,
@@ -228,6 +235,7 @@ def run_update(
         rollout=RolloutSettings(**settings["rollout"]),
         before=before,
         reference=context.policies.reference() if needs_reference else None,
+        teacher=teacher,
         seed=settings["seed"],
         total_steps=settings["total_steps"] or 0,
         progress=context.progress(name),
@@ -247,6 +255,7 @@ def update_settings(context: RunContext) -> dict[str, Any]:
         },
         "model": recipe.model.content(),
         **algorithm_identity(context),
+        **teacher_identity(context),
         "seed": recipe.seed,
         "total_steps": None if recipe.training.schedule == "constant" else total,
     }

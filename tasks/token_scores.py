@@ -1,21 +1,37 @@
-"""The token-score stage: what credit needs beforehand of the policy and its reference, computed once and kept."""
+"""The token-score stage: what credit needs beforehand of the policy, its reference and a teacher, computed once and
+kept. A teacher's scores are a table of their own, which other runs on the same rollouts find again."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from prefect.client.schemas.objects import State
 
 from data_contracts.refs import TableRef, content_key
-from tasks.context import opened
+from tasks.context import RunContext, opened
 from tasks.rounds import read_all
 from tasks.semantics import SEMANTICS
 from tasks.stage import Slot, commit, report, reuse, stage_task, write
+from tasks.teacher import load_teacher
+
+if TYPE_CHECKING:
+    from rft_core.policy import Policy, Scorer
+
+TEACHER = "teacher"
+FIXED = (TEACHER,)  # scorers that stay the same while the policy trains
+
+
+def tables_of(scorers: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The scorers of each table: those that are tied to the policy of the step, and those that are not."""
+    changing = tuple(name for name in scorers if name not in FIXED)
+    return [part for part in (changing, tuple(name for name in scorers if name in FIXED)) if part]
 
 
 @stage_task("token-scores")
-def score_tokens(run: str, slot: Slot, rollouts: list[TableRef]) -> State[TableRef]:
-    """Values of a step's train rollouts by the scorers that the algorithm's credit needs."""
+def score_tokens(run: str, slot: Slot, rollouts: list[TableRef], scorers: tuple[str, ...]) -> State[TableRef]:
+    """Values of a step's train rollouts by these scorers, which the algorithm's credit needs."""
     from rft_core import token_scores
 
     context = opened(run)
@@ -27,8 +43,14 @@ def score_tokens(run: str, slot: Slot, rollouts: list[TableRef]) -> State[TableR
         "micro_batch_tokens": recipe.training.micro_batch_tokens,
         "model": recipe.model.content(),
     }
-    ids = {"old": before.policy_id, "reference": context.root_policy.policy_id}
-    models = {name: ids[name] for name in context.algorithm.credit_scorers}
+    if TEACHER in scorers:
+        settings["teacher"] = recipe.teacher.content()
+    ids = {
+        "old": before.policy_id,
+        "reference": context.root_policy.policy_id,
+        TEACHER: context.identity.get(TEACHER, ""),
+    }
+    models = {name: ids[name] for name in scorers}
     key = content_key(
         "token_scores",
         inputs=rollouts,
@@ -41,7 +63,7 @@ def score_tokens(run: str, slot: Slot, rollouts: list[TableRef]) -> State[TableR
     reused = refs is not None
     if refs is None:
         policy = context.policies.materialise(before).policy
-        scorer = {"old": lambda: policy, "reference": context.policies.reference}
+        scorer = _scorers(context, policy)
         table = token_scores.score_tokens(
             read_all(context, rollouts),
             policy,
@@ -53,3 +75,13 @@ def score_tokens(run: str, slot: Slot, rollouts: list[TableRef]) -> State[TableR
         refs = {"token_scores": write(context, "token_scores", key, table, rollouts, settings)}
     commit(context, slot, refs, began=began, reused=reused)
     return report(context, slot, {"rows": refs["token_scores"].rows}, refs["token_scores"], reused)
+
+
+def _scorers(context: RunContext, policy: Policy) -> dict[str, Callable[[], Scorer]]:
+    """By name, each loaded when it is asked for."""
+    teacher = context.recipe.teacher
+    return {
+        "old": lambda: policy,
+        "reference": context.policies.reference,
+        TEACHER: lambda: load_teacher(context, policy, teacher.dtype, str(teacher.path)),
+    }

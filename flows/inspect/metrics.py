@@ -187,6 +187,7 @@ UPDATE_METRICS = (
     ("loss", "mean", "loss"),
     ("policy_loss", "mean", "policy_loss"),
     ("value_loss", "mean", "value_loss"),
+    ("distillation_loss", "mean", "distillation_loss"),
     ("kl", "mean", "kl"),
     ("kl_coefficient", "mean", "kl_coefficient"),
     ("entropy", "mean", "entropy"),

@@ -98,4 +98,5 @@ ALGORITHMS = {
     "dppo_kl": {"anchor": "behaviour", "gate": "binary_kl", "surrogate": "unclipped", "divergence_limit": 0.05},
     "s_ppo": {"gate": "two_side", "gate_low": 1 - 1 / 1.3, "gate_high": 0.3, "surrogate": "log_ratio"},
     "clip_cov": {"gate": "covariance_band"},
+    "on_policy_distillation": {},
 }

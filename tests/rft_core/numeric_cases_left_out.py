@@ -15,7 +15,8 @@ OTHER_CONVENTION = {
     ),
     "we count capped weights, not rows with a capped token": "seq_fraction_high",
     "rows are never padded: completions are flat, with a row number for each token": (
-        "pad_0 pad_2 pad_3 pad_5 pad_6 pad_8 flush_left_1 flush_left_3 async_collate_1 collate_lm_4 collate_lm_5"
+        "pad_0 pad_2 pad_3 pad_5 pad_6 pad_8 flush_left_1 flush_left_3 async_collate_1 collate_lm_4 collate_lm_5 "
+        "teacher_req_1 teacher_req_2"
     ),
     "groups come from ids and blocks, not from a repeating sampler that drops what is left over": (
         "repeat_sampler_1 repeat_sampler_3 repeat_sampler_4a repeat_sampler_4b repeat_sampler_4d split_tensor_dict_1 "
@@ -41,7 +42,6 @@ LATER = {
     ),
     "accuracy and labels of reward models": ("prm_acc_1 prm_acc_2 prm_tok_1 prm_tok_2 prm_tok_3 prm_tok_4 prm_tok_5"),
     "weights of pairs by their likelihood, and games against the reference": "wpo nash_md xpo",
-    "distillation": "iw_opd_loss teacher_req_1 teacher_req_2 jsd_beta1 jsd_beta0 jsd_mid",
     "moving averages of weights": "bema_steps_0 bema_steps_2 bema_coef ref_sync",
     "offline data: formats, masks, collation": (
         "unpair_1 extract_prompt_1 extract_prompt_2 chatml_1 is_conv truncate_1 collate_lm_1 collate_lm_2 "

@@ -17,6 +17,7 @@ from rft_core.errors import SettingsError
 from rft_core.pairing import PAIRINGS
 from rft_core.preference_options import Preference
 from rft_core.resolve import check, resolve_algorithm
+from rft_core.terms import Distillation
 
 # losses, unit, and what differs from beta .1, no smoothing, and the rest off (spec, section 4)
 PREFERENCES = {
@@ -64,11 +65,12 @@ IMITATIONS = {
     "dft": ("probability_weighted", ("demonstrations", "trajectories")),
     "process_reward_model": ("logistic", ("stepwise",)),
 }
+DISTILLATIONS = {"jsd": ("demonstrations", "trajectories"), "gkd": ("prompts",)}  # without any other term
 RECORDS = {"pairs": ("preferences",), "labels": ("labelled",)}
 
 
 def test_every_row_is_of_one_kind():
-    assert set(ALGORITHMS) == set(POLICY_GRADIENT_ALGORITHMS) | set(PREFERENCES) | set(IMITATIONS)
+    assert set(ALGORITHMS) == set(POLICY_GRADIENT_ALGORITHMS) | set(PREFERENCES) | set(IMITATIONS) | set(DISTILLATIONS)
 
 
 @pytest.mark.parametrize("name", PREFERENCES)
@@ -82,6 +84,14 @@ def test_preferences_are_those_of_the_spec(name):
     free = name in ("orpo", "cpo", "simpo", "reward_model")
     assert row.needs_reference != free
     assert row.samples == (name == "online_dpo") and not row.needs_old
+
+
+@pytest.mark.parametrize("name", DISTILLATIONS)
+def test_distillations_are_those_of_the_spec(name):
+    row = ALGORITHMS[name]
+    assert (row.records, row.terms, row.preference) == (DISTILLATIONS[name], (), None)
+    assert row.distillation == Distillation(coefficient=1.0, beta=0.5)
+    assert row.needs_all_rows() and not (row.needs_old or row.needs_reference or row.reads_rewards)
 
 
 @pytest.mark.parametrize("name", IMITATIONS)
@@ -239,7 +249,8 @@ def recipe(name: str, record: str | None = None, **sections):
     [(name, record) for name, row in ALGORITHMS.items() if not row.samples for record in row.records],
 )
 def test_a_recipe_of_given_data_needs_no_reward(name, record):
-    assert recipe(name, record).reward.functions == []
+    teacher = {"path": "t"} if ALGORITHMS[name].distillation.needs_teacher else {}
+    assert recipe(name, record, teacher=teacher).reward.functions == []
 
 
 REWARD = {"functions": [{"name": "exact_match"}]}

@@ -269,6 +269,7 @@ LOSSES_BY_HAND = {
     "s_ppo": -0.1 / 3,
     # Covariances with lp - mean lp = 0 are 0: nobody sits out
     "clip_cov": (-UP - 1.2 + 0.8) / 3,
+    "on_policy_distillation": (-UP - 1.2 + 0.8) / 3,
     # 4 sigmoid(rho - 1): 2.10507, 2.62689; 4 / 1.05 sigmoid(1.05 (rho - 1)): 1.64717
     "sapo": ((-2.1050741 - 2.6268890) / 2 + 1.6471680) / 2,
 }

@@ -27,6 +27,7 @@ class Trainer:
             if resolve_algorithm(self.algorithm).needs_reference
             else None
         )
+        self.teacher = None
         self.rollout = RolloutSettings(max_completion_tokens=12, temperature=0.9)
         self.seen = []
 
@@ -40,6 +41,7 @@ class Trainer:
             rollout=self.rollout,
             before=before,
             reference=self.reference,
+            teacher=self.teacher,
             seed=7,
             total_steps=0,
             progress=lambda done, total, note: self.seen.append((done, total, note)),

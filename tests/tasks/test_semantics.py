@@ -41,6 +41,7 @@ NEUTRAL = {
     "rft_core.algorithm_settings",
     "rft_core.config",
     "rft_core.data.settings",
+    "rft_core.distillation_settings",
     "rft_core.rewards.settings",
     "rft_core.errors",
     "rft_core.hardware",

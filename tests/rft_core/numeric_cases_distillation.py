@@ -1,0 +1,38 @@
+"""Cases of numeric_cases.jsonl on distillation: inputs -> what is compared with `expected`, or with its named parts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from data_contracts.schemas import ADVANTAGES, TOKEN_SCORES
+from rft_core.kernels.divergence import token_divergence
+from rft_core.teacher_gap import with_teacher_gap
+
+
+def jsd(inputs):
+    student, teacher = (torch.tensor([inputs[f"{who}_p"]]).log() for who in ("student", "teacher"))
+    found = [token_divergence(student, teacher, 1.0, beta).item() for beta in inputs.get("betas", [inputs.get("beta")])]
+    return found if "betas" in inputs else found[0]
+
+
+def iw_opd(inputs):
+    """Its advantages; the weights by later gaps are TRL's own. Labels of -100 are masked."""
+    masks = {(str(row), 0): np.array(labels) != -100 for row, labels in enumerate(inputs["labels"])}
+    rows, scores = [], []
+    for (name, segment), gaps in zip(masks, inputs["teacher_minus_student_logp"], strict=True):
+        credit = {"rollout_id": name, "segment": segment, "group_id": "g", "advantage": 0.0, "weight": 1.0}
+        rows.append(credit | {"is_trained": True, "drop_reason": "none", "term": "own"})
+        values = [-1.0 + (0.0 if gap == "-Infinity" else gap) for gap in gaps]
+        scores += [(name, segment, "old", "p", [-1.0] * len(gaps)), (name, segment, "teacher", "t", values)]
+    table = with_teacher_gap(
+        pa.Table.from_pylist(rows, ADVANTAGES.schema),
+        masks,
+        pa.table([list(column) for column in zip(*scores, strict=True)], schema=TOKEN_SCORES.schema),
+        1.0,
+    )
+    return {"advantages": table["token_advantages"].to_pylist()}
+
+
+MET = {"jsd_beta1": jsd, "jsd_beta0": jsd, "jsd_mid": jsd, "iw_opd_loss": iw_opd}
