@@ -298,6 +298,7 @@ UPDATES = _record(
         _column("kl_k1", pa.float64(), "Mean k1 estimate: policy - reference.", "nat", null="no reference model"),
         _column("kl_coefficient", pa.float64(), "Weight of the KL term in this update.", null="no reference model"),
         _column("entropy", pa.float64(), "Mean entropy at the sampling temperature.", "nat", null="no token was run"),
+        _column("entropy_coefficient", pa.float64(), "Weight of the entropy bonus.", null="not adaptive"),
         _column("clip_ratio_low", pa.float64(), "Share of trained tokens with A < 0 and a ratio below the clip."),
         _column("clip_ratio_high", pa.float64(), "Share of trained tokens with A > 0 and a ratio above the clip."),
         _column("clip_ratio_region", pa.float64(), "Share of trained tokens clipped either way."),

@@ -5,39 +5,15 @@ A setting that is null takes the row's value. One that nothing would read is ref
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from rft_core.distillation_settings import DistillationSettings
+from rft_core.preference_settings import PreferenceSettings
 from rft_core.settings import NOT_BLANK, Settings
 
 CUSTOM = {"path": "name", "advantage_path": "advantage", "surrogate_path": "surrogate"}  # path -> what it belongs to
-
-
-class PreferenceSettings(Settings):
-    """Null takes the value of the algorithm's row."""
-
-    losses: dict[str, Annotated[float, Field(ge=0)]] | None = Field(
-        None, min_length=1, description="Losses and their weights, e.g. {dpo: 0.8, nll: 0.2}."
-    )
-    beta: float | None = Field(None, gt=0, description="Scale of the margin.")
-    label_smoothing: float | None = Field(None, ge=0, lt=1, description="Chance that a label is wrong.")
-    length_normalised: bool | None = Field(None, description="ipo: averages over tokens instead of sums.")
-    divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] | None = Field(
-        None, description="dpo: what holds the policy to the reference."
-    )
-    divergence_alpha: float | None = Field(None, gt=0, description="divergence alpha: its parameter.")
-    tail_weight: float | None = Field(
-        None, ge=0, le=1, description="Weight of tokens beyond the shorter completion of the pair (LD-DPO); 1 is off."
-    )
-    gamma: float | None = Field(None, ge=0, description="simpo: margin that chosen must win by.")
-    alpha: float | None = Field(None, ge=0, description="cpo: weight of the NLL of chosen.")
-    alpha_reward: float | None = Field(None, ge=0, description="simpo: AlphaPO's alpha; 0 is log p.")
-    desirable_weight: float | None = Field(None, ge=0, description="Weight of completions labelled true.")
-    undesirable_weight: float | None = Field(None, ge=0, description="Weight of completions labelled false.")
-    centring: float | None = Field(None, ge=0, description="reward_model: pulls the two scores of a pair around 0.")
-    running_shift: bool | None = Field(None, description="bco: rewards minus their running mean.")
 
 
 class AlgorithmSettings(Settings):
@@ -71,6 +47,7 @@ class AlgorithmSettings(Settings):
         "dppo_tv",
         "dppo_kl",
         "clip_cov",
+        "kl_cov",
         "on_policy_distillation",
         "sft",
         "dft",
@@ -254,8 +231,16 @@ class AlgorithmSettings(Settings):
     gamma_rate_positive: float | None = Field(None, ge=0, description="Surrogate gamma: lambda where A >= 0.")
     gamma_shape_negative: float | None = Field(None, ge=0, description="Surrogate gamma: k where A < 0.")
     gamma_rate_negative: float | None = Field(None, ge=0, description="Surrogate gamma: lambda where A < 0.")
-    regularizer: Literal["none", "log_likelihood", "squared_log_ratio"] | None = Field(
+    regularizer: Literal["none", "log_likelihood", "squared_log_ratio", "absolute_log_ratio"] | None = Field(
         None, description="Added to the loss of every token, gated ones too."
+    )
+    regularizer_gate: Literal["none", "covariance_top"] | None = Field(
+        None,
+        description="Which tokens the regularizer is added to: none takes all, covariance_top those whose logprob and "
+        "credit go together most.",
+    )
+    covariance_top_share: float | None = Field(
+        None, gt=0, lt=1, description="regularizer_gate covariance_top: share of the trained tokens, at least one."
     )
     regularizer_coefficient: float | None = Field(None, gt=0, description="Weight of the regularizer.")
     aggregation: (
@@ -271,6 +256,9 @@ class AlgorithmSettings(Settings):
         description="Estimator in the loss; null takes the row's, k3 with most. k1 is refused: its expected gradient "
         "is zero on-policy.",
     )
+    kl_value_clamp: float | None = Field(
+        None, gt=0, description="Bounds the KL estimate of a token on both sides (10 is verl's); null does not."
+    )
     kl_importance: bool = Field(False, description="Multiplies the KL estimate by the ratio, for off-policy rows.")
     kl_target: float | None = Field(
         None,
@@ -282,6 +270,14 @@ class AlgorithmSettings(Settings):
         10000, ge=1, description="kl_target: rollouts over which the coefficient adapts; more is slower."
     )
     entropy_coefficient: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
+    entropy_target: float | None = Field(
+        None,
+        gt=0,
+        description="Adapts entropy_coefficient after each update by a step towards this mean entropy of a token, in "
+        "nats; null keeps it fixed.",
+    )
+    entropy_delta: float = Field(0.005, gt=0, description="entropy_target: size of a step of the coefficient.")
+    entropy_coefficient_max: float = Field(1.0, gt=0, description="entropy_target: the largest coefficient.")
 
     # Which rows
     truncated: Literal["train", "mask", "drop"] = Field(

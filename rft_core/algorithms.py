@@ -267,6 +267,22 @@ POLICY_GRADIENT_ALGORITHMS = {
             advantage="group_zscore",
             terms=(Term(gate="covariance_band", surrogate="clipped", aggregation="token_mean"),),
         ),
+        Algorithm(
+            name="kl_cov",
+            source="KL-Cov, arXiv 2505.22617: tokens of the highest covariance between credit and logprob are held to "
+            "the old policy, as in its authors' code (coefficient 1, share 2e-4; 2e-3 for small models)",
+            advantage="group_zscore",
+            terms=(
+                Term(
+                    surrogate="unclipped",
+                    aggregation="token_mean",
+                    regularizer="absolute_log_ratio",
+                    regularizer_coefficient=1.0,
+                    regularizer_gate="covariance_top",
+                    covariance_top_share=2e-4,
+                ),
+            ),
+        ),
         # A teacher's word for each token
         Algorithm(
             name="on_policy_distillation",

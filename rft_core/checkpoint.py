@@ -3,6 +3,7 @@
 config.json, generation_config.json, model.safetensors, tokenizer files     weights in float32, Hugging Face layout
 adapter/                                                                    instead of the weights, under LoRA
 optimizer.safetensors                                                       AdamW's moments
+ema.safetensors                                                             moving averages of the trained weights
 state.json                                                                  counters
 """
 
@@ -27,6 +28,7 @@ from rft_core.update import TrainState
 
 FORMAT = 2  # of state.json and the names in optimizer.safetensors
 STATISTICS = "reward_statistics.json"
+EMA = "ema.safetensors"  # where a moving average is kept
 ADAPTER = "adapter"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"  # the name that peft reads
 PEFT_PREFIX = "base_model.model."  # before the module's names in that file
@@ -45,12 +47,15 @@ def save_checkpoint(state: TrainState, folder: Path) -> None:
     policy.tokenizer.save_pretrained(folder)
     _save_statistics(state, folder)
     save_file(_stored(state.optimizer.moments()), folder / "optimizer.safetensors")
+    if state.ema is not None:
+        save_file(_stored(dict(zip(policy.names, state.ema, strict=True))), folder / EMA)
     counters = {
         "format": FORMAT,
         "optimizer_step": state.optimizer_step,
         "skipped_in_a_row": state.skipped_in_a_row,
         "optimizer_num_steps": state.optimizer.num_steps,
         "kl_coefficient": state.kl_coefficient,
+        "entropy_coefficient": state.entropy_coefficient,
         "lora": policy.adapter is not None,
         "shift": [state.shift.mean, state.shift.count],
         "scores": [state.scores.mean, state.scores.square, state.scores.count],
@@ -79,13 +84,22 @@ def load_checkpoint(state: TrainState, folder: Path) -> None:
                 master.copy_(weights[name])
         policy.write_compute()
         state.optimizer.restore(moments, counters["optimizer_num_steps"])
+        state.ema = _read_ema(policy, folder)
         state.optimizer_step = counters["optimizer_step"]
         state.skipped_in_a_row = counters["skipped_in_a_row"]
         state.shift = RunningShift(*counters["shift"])
         state.scores = ScoreStatistics(*counters["scores"])
         state.kl_coefficient = counters.get("kl_coefficient")  # absent before it could adapt
+        state.entropy_coefficient = counters.get("entropy_coefficient")
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelUnreadable(f"{folder} must hold a checkpoint of this model; reading it failed: {error}") from error
+
+
+def _read_ema(policy: Policy, folder: Path) -> list[Tensor] | None:
+    if not (folder / EMA).is_file():
+        return None
+    stored = load_file(folder / EMA)
+    return [stored[name].to(master.device) for name, master in zip(policy.names, policy.master, strict=True)]
 
 
 def weights_digest(state: TrainState) -> str:

@@ -93,6 +93,13 @@ class TrainingSettings(Settings):
         description="Token budget of one forward and backward: higher is faster on a GPU and takes more "
         "memory; results change by rounding only.",
     )
+    ema_decay: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Keeps a moving average of the weights: each optimizer step moves it by 1 - this towards them "
+        "(0.999 is usual). `rft export --ema` and `rft evaluate --ema` take it; training does not. null keeps none.",
+    )
     checkpoint_every: int | None = execution(
         None,
         ge=1,

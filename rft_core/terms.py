@@ -54,6 +54,8 @@ class Term:
     tau: float | None = None  # temperature of OPMD, which divides the term by 1 + tau
     regularizer: str = "none"  # added to every token's loss, gated ones too, and never corrected
     regularizer_coefficient: float = 0.0
+    regularizer_gate: str = "none"  # none | a key of REGULARIZER_GATES: the tokens that the regularizer is added to
+    covariance_top_share: float = 2e-4
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float | None = None
@@ -85,8 +87,11 @@ class Term:
         return coefficient if self.tau is None else coefficient / (1 + self.tau)
 
     @property
-    def has_step_gate(self) -> bool:
-        return self.gate in STEP_GATES_READ_ALL
+    def step_gate(self) -> str | None:
+        """What looks at all tokens of the optimizer step, to gate the loss or the regularizer: one at most."""
+        if self.gate in STEP_GATES_READ_ALL:
+            return self.gate
+        return None if self.regularizer_gate == "none" else self.regularizer_gate
 
 
 @dataclass(frozen=True)
@@ -96,8 +101,18 @@ class Kl:
     coefficient: float = 0.0
     estimator: str = "k3"
     importance: bool = False
+    value_clamp: float | None = None  # largest |estimate| of a token
     target: float | None = None  # nats a token; given, the coefficient adapts after each update
     horizon: int = 10000  # rollouts over which it does
+
+
+@dataclass(frozen=True)
+class AdaptiveEntropy:
+    """The entropy bonus's coefficient takes a step of `delta` towards `target` nats a token after each update."""
+
+    target: float
+    delta: float = 0.005
+    largest: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -145,6 +160,7 @@ class Algorithm:
     terms: tuple[Term, ...]
     kl: Kl = field(default_factory=Kl)
     entropy_coefficient: float = 0.0
+    adaptive_entropy: AdaptiveEntropy | None = None
     correction: Correction = field(default_factory=Correction)
     records: tuple[str, ...] = ("prompts",)
     preference: Preference | None = None
@@ -194,7 +210,7 @@ class Algorithm:
 
     @property
     def needs_entropy_gradient(self) -> bool:
-        return self.entropy_coefficient > 0
+        return self.entropy_coefficient > 0 or self.adaptive_entropy is not None
 
     @property
     def needs_old(self) -> bool:
@@ -205,7 +221,7 @@ class Algorithm:
     @property
     def step_gate(self) -> Term | None:
         """The term whose gate looks at the whole optimizer step, if there is one."""
-        return next((term for term in self.terms if term.has_step_gate), None)
+        return next((term for term in self.terms if term.step_gate is not None), None)
 
     def needs_all_rows(self) -> bool:
         """Whether rows with advantage 0 need a forward pass: something else than the policy loss reads them."""

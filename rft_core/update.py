@@ -20,11 +20,13 @@ from torch import Tensor
 
 from data_contracts.refs import PolicyRef
 from data_contracts.schemas import UPDATES
-from rft_core.batching import MicroBatch
+from rft_core.batching import MicroBatch, TrainRow
 from rft_core.config import AlgorithmSettings, RolloutSettings, TrainingSettings
 from rft_core.distillation import score_batch
+from rft_core.entropy_options import adapted_entropy_coefficient
 from rft_core.errors import TrainingDiverged
 from rft_core.kl_controller import adapted_coefficient
+from rft_core.likelihood_weights import log_collisions
 from rft_core.losses import ROW_KINDS, LossBatch
 from rft_core.mini_batches import MiniBatch, plan_mini_batches
 from rft_core.objective import finish_metrics, merge_sums, step_kept
@@ -61,11 +63,34 @@ class TrainState:
     skipped_in_a_row: int = 0  # for a non-finite loss or gradient
     shift: RunningShift = field(default_factory=RunningShift)
     scores: ScoreStatistics = field(default_factory=ScoreStatistics)
+    entropy_coefficient: float | None = None  # likewise
     kl_coefficient: float | None = None  # where it adapts, after the first update: that of the next one
+
+    ema: list[Tensor] | None = None  # float32, moving averages of policy.master, in its order; None keeps none
 
     @classmethod
     def start(cls, policy: Policy) -> TrainState:
         return cls(policy, Optimizer.over(policy))
+
+    def begin_ema(self, decay: float | None) -> None:
+        """The average starts as the weights are where one is wanted first, and ends where none is."""
+        if decay is None:
+            self.ema = None
+        elif self.ema is None:
+            self.ema = [master.detach().clone() for master in self.policy.master]
+
+    def advance_ema(self, decay: float | None) -> None:
+        if decay is not None and self.ema is not None:
+            with torch.no_grad():
+                torch._foreach_lerp_(self.ema, self.policy.master, 1 - decay)
+
+    def take_ema(self) -> None:
+        """The average as the weights, for export. Training cannot go on from there."""
+        if self.ema is None:
+            raise ValueError("the state must hold a moving average of its weights, it has none")
+        with torch.no_grad():
+            torch._foreach_copy_(self.policy.master, self.ema)
+        self.policy.write_compute()
 
 
 @dataclass(frozen=True)
@@ -113,7 +138,7 @@ def update_policy(
     TrainingDiverged after too many non-finite steps in a row; a step that is skipped leaves no trace in weights and
     moments.
     """
-    row_of_table = _with_adapted_kl(resolve_algorithm(algorithm), state)
+    row_of_table = _with_adapted(resolve_algorithm(algorithm), state)
     check(row_of_table, training)
     rows = train_rows(rollouts, advantages, before, row_of_table.positions)
     version = before.version + 1
@@ -126,19 +151,32 @@ def update_policy(
     update = _Update(row_of_table, training, rollout.temperature, version, total_steps, counter, seed, teacher)
     scorers = {"old": state.policy if needs_old else None, "reference": reference if needs_reference else None}
     scores = Scores(**{name: _score(scorer, plan[:num_passes], update, name) for name, scorer in scorers.items()})
+    state.begin_ema(training.ema_decay)
     steps = [_optimizer_step(state, mini_batch, scores, update) for mini_batch in plan]
     made = [row for row, _ in steps]
-    if row_of_table.kl.target is not None:
-        num_rollouts = len({row.rollout_id for row in rows if row.num_trained_tokens})
-        sums = merge_sums(sums for _, of_step in steps for sums in of_step)
-        state.kl_coefficient = _next_kl_coefficient(row_of_table.kl, sums, num_rollouts)
+    _adapt(state, row_of_table, merge_sums(sums for _, of_step in steps for sums in of_step), rows)
     return pa.Table.from_pylist(made, schema=UPDATES.schema)
 
 
-def _with_adapted_kl(algorithm: Algorithm, state: TrainState) -> Algorithm:
-    if algorithm.kl.target is None or state.kl_coefficient is None:
-        return algorithm
-    return replace(algorithm, kl=replace(algorithm.kl, coefficient=state.kl_coefficient))
+def _with_adapted(algorithm: Algorithm, state: TrainState) -> Algorithm:
+    """The row with the coefficients that the last update left."""
+    if algorithm.kl.target is not None and state.kl_coefficient is not None:
+        algorithm = replace(algorithm, kl=replace(algorithm.kl, coefficient=state.kl_coefficient))
+    if algorithm.adaptive_entropy is not None and state.entropy_coefficient is not None:
+        algorithm = replace(algorithm, entropy_coefficient=state.entropy_coefficient)
+    return algorithm
+
+
+def _adapt(state: TrainState, algorithm: Algorithm, sums: dict[str, float], rows: list[TrainRow]) -> None:
+    """The coefficients of the next update, from the sums of all passes of this one."""
+    if algorithm.kl.target is not None:
+        num_rollouts = len({row.rollout_id for row in rows if row.num_trained_tokens})
+        state.kl_coefficient = _next_kl_coefficient(algorithm.kl, sums, num_rollouts)
+    if algorithm.adaptive_entropy is not None:
+        mean = sums["entropy"] / sums["tokens"] if sums.get("tokens") else None
+        state.entropy_coefficient = adapted_entropy_coefficient(
+            algorithm.entropy_coefficient, mean, algorithm.adaptive_entropy
+        )
 
 
 def _next_kl_coefficient(kl: Kl, sums: dict[str, float], num_rollouts: int) -> float:
@@ -178,6 +216,7 @@ def _optimizer_step(
     skipped = _reason_to_skip(mini_batch, loss, norm)
     if skipped is None:
         optimizer.step(update.training, rate, norm)
+        state.advance_ema(update.training.ema_decay)
         if preferred is not None:
             state.shift = preferred.shift
             if update.algorithm.head == "sequence_labels":
@@ -196,6 +235,7 @@ def _optimizer_step(
         "off_policy_rows": sum(row.is_off_policy for row in trained),
         "forward_rows": len(mini_batch.forward_rows),
         "kl_coefficient": update.algorithm.kl.coefficient if update.algorithm.needs_reference else None,
+        "entropy_coefficient": update.algorithm.entropy_coefficient if update.algorithm.adaptive_entropy else None,
         "skipped": skipped,
     }
     if skipped in (NON_FINITE_LOSS, NON_FINITE_GRADIENT):
@@ -233,10 +273,18 @@ def _preferred(state: TrainState, mini_batch: MiniBatch, scores: Scores, update:
         return None
     current = _score(state.policy, [mini_batch], update, "preference")
     assert current is not None
+    collisions: Logprobs | None = None
+    if preference.likelihood_weights:
+        collisions = {}
+        for batch in mini_batch.micro_batches:
+            parts = log_collisions(state.policy, batch, update.temperature).split(batch.lengths)
+            collisions |= {row.key: part for row, part in zip(mini_batch.rows_of(batch), parts, strict=True)}
+            update.advance("likelihood of pairs")
     kl = 0.0
     if mini_batch.mismatched is not None and scores.reference is not None:
         kl = mean_log_ratio(mini_batch.mismatched.rows, current, scores.reference)
-    return preference_gradient(preference, mini_batch.forward_rows, current, scores.reference, state.shift, kl)
+    rows = mini_batch.forward_rows
+    return preference_gradient(preference, rows, current, scores.reference, state.shift, kl, collisions)
 
 
 def _accumulate(
@@ -338,7 +386,8 @@ def _counter(
     trained = sum(len(mini_batch.micro_batches) for mini_batch in plan)
     scored = [sum(len(part.micro_batches) for part in mini_batch.parts) for mini_batch in plan]
     total = trained * (1 + (algorithm.step_gate is not None)) + num_scorers * sum(scored[:num_passes])
-    total += sum(scored) * (algorithm.preference is not None)
+    if algorithm.preference is not None:
+        total += sum(scored) + trained * algorithm.preference.likelihood_weights
     done = 0
 
     def advance(note: str) -> None:

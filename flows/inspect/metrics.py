@@ -191,6 +191,7 @@ UPDATE_METRICS = (
     ("kl", "mean", "kl"),
     ("kl_coefficient", "mean", "kl_coefficient"),
     ("entropy", "mean", "entropy"),
+    ("entropy_coefficient", "mean", "entropy_coefficient"),
     ("clip_ratio_low", "mean", "clip_ratio/low_mean"),
     ("clip_ratio_high", "mean", "clip_ratio/high_mean"),
     ("clip_ratio_region", "mean", "clip_ratio/region_mean"),

@@ -1,6 +1,8 @@
-"""Cases of numeric_cases.jsonl on distillation: inputs -> what is compared with `expected`, or with its named parts."""
+"""Cases of numeric_cases.jsonl on distillation and averages of weights: inputs -> what `expected` holds, or parts."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -9,6 +11,7 @@ import torch
 from data_contracts.schemas import ADVANTAGES, TOKEN_SCORES
 from rft_core.kernels.divergence import token_divergence
 from rft_core.teacher_gap import with_teacher_gap
+from rft_core.update import TrainState
 
 
 def jsd(inputs):
@@ -35,4 +38,14 @@ def iw_opd(inputs):
     return {"advantages": table["token_advantages"].to_pylist()}
 
 
-MET = {"jsd_beta1": jsd, "jsd_beta0": jsd, "jsd_mid": jsd, "iw_opd_loss": iw_opd}
+def moving_average(inputs):
+    """Of the weights, as training.ema_decay keeps it; the reference is not synchronised."""
+    policy = SimpleNamespace(master=[torch.tensor([inputs["ref"]])])
+    state = TrainState(policy, None)
+    state.begin_ema(inputs["openrlhf_beta"])
+    policy.master[0].fill_(inputs["policy"])
+    state.advance_ema(inputs["openrlhf_beta"])
+    return {"openrlhf_ema": state.ema[0].item()}
+
+
+MET = {"ref_sync": moving_average, "jsd_beta1": jsd, "jsd_beta0": jsd, "jsd_mid": jsd, "iw_opd_loss": iw_opd}

@@ -9,7 +9,17 @@ OTHER_CONVENTION = {
         "gpg_scaling"
     ),
     "the penalty stops at -1 at the limit and has no factor; scale it by a reward's weight": "overlong_shaping",
-    "the KL value is not clamped, only the log ratio, at 20": "kl_clamp kl_clamped",
+    "the average follows every optimizer step with one decay: no schedule of updates, no bias correction": (
+        "bema_steps_0 bema_steps_2 bema_coef"
+    ),
+    "old logprobs are computed by the policy itself, never interpolated between behaviour and current": (
+        "areal_prox_loglinear areal_prox_linear"
+    ),
+    "rows are rejected by their ratios (reject, veto), not by a mean of squared log ratios": "areal_kl_k2_filter",
+    "a group is kept when its component spreads at all, not while it adds to a share of all spread": (
+        "reward_variance_filter_top_p"
+    ),
+    "games against the reference: they sample from it, or from a mixture with it, which no stage does": "nash_md xpo",
     "we report |old - behaviour| and the largest ratio, unclamped, not signed means of log ratios": (
         "ppo_kl_metrics ppo_kl_unclamped"
     ),
@@ -31,18 +41,12 @@ OTHER_CONVENTION = {
 }
 
 LATER = {
-    "advantages still to come (gae, returns per token, filters)": (
+    "advantages still to come (gae)": (
         "gae_0 gae_2 gae_3 gae_gapskip reinforcepp gae_returns_g1_l1 "
-        "gae_returns_g1_l0.5 gae_masked_middle_two_conventions gae_multiturn_invariance reinforce_pp_returns_0 "
-        "reinforce_pp_returns_2 reinforce_pp_returns_3 reward_variance_filter_top_p"
+        "gae_returns_g1_l0.5 gae_masked_middle_two_conventions gae_multiturn_invariance"
     ),
-    "KL in the reward, an adaptive entropy bonus": "rloo_trl entropy_ctl",
-    "losses and corrections still to come (critic, filters by divergence, approximate old policies)": (
-        "value_clip value_loss_clip areal_kl_k2_filter areal_prox_loglinear areal_prox_linear"
-    ),
+    "losses still to come (critic)": ("value_clip value_loss_clip"),
     "accuracy and labels of reward models": ("prm_acc_1 prm_acc_2 prm_tok_1 prm_tok_2 prm_tok_3 prm_tok_4 prm_tok_5"),
-    "weights of pairs by their likelihood, and games against the reference": "wpo nash_md xpo",
-    "moving averages of weights": "bema_steps_0 bema_steps_2 bema_coef ref_sync",
     "offline data: formats, masks, collation": (
         "unpair_1 extract_prompt_1 extract_prompt_2 chatml_1 is_conv truncate_1 collate_lm_1 collate_lm_2 "
         "collate_lm_3 collate_lm_6 sft_mask_1 sft_mask_2 sft_mask_3 collate_dpo_1 collate_dpo_2 "

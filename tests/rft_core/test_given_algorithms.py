@@ -59,6 +59,7 @@ DEFAULTS = {
     "undesirable_weight": 1.0,
     "running_shift": True,
     "centring": 0.0,
+    "likelihood_weights": False,
 }
 IMITATIONS = {
     "sft": ("logprob", ("demonstrations", "trajectories")),

@@ -44,6 +44,7 @@ NEUTRAL = {
     "rft_core.distillation_settings",
     "rft_core.rewards.settings",
     "rft_core.errors",
+    "rft_core.preference_settings",
     "rft_core.hardware",
     "rft_core.settings",
 }
