@@ -17,7 +17,18 @@ import typer
 
 from data_contracts.errors import RftError, TransientError
 from flows.cli_config import config_app
-from flows.cli_options import Json, Root, Sets, Verbose, console, is_verbose, only_ours_on_stdout, print_json, quiet
+from flows.cli_options import (
+    Ema,
+    Json,
+    Root,
+    Sets,
+    Verbose,
+    console,
+    is_verbose,
+    only_ours_on_stdout,
+    print_json,
+    quiet,
+)
 from flows.cli_rewards import rescore, score
 from flows.interrupts import EXIT_INTERRUPTED, MESSAGE, interruptible
 from flows.root import artifact_root
@@ -110,6 +121,7 @@ def evaluate(
     what: Annotated[str, typer.Argument(help="A run, or a model folder.", metavar="RUN|CHECKPOINT")],
     recipe: Annotated[str | None, typer.Option("--recipe", help="Data, rewards and evaluation settings.")] = None,
     sets: Sets = None,
+    ema: Ema = False,
     root: Root = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -122,7 +134,7 @@ def evaluate(
 
     quiet(verbose)
     folder = artifact_root(root)
-    chosen, name = evaluation_recipe(folder, what, load_recipe(recipe) if recipe else None, sets or [])
+    chosen, name = evaluation_recipe(folder, what, load_recipe(recipe) if recipe else None, sets or [], ema)
     with only_ours_on_stdout() if as_json else nullcontext():
         launch_train(folder, chosen, name, accept_new_code=False, quietly=as_json)
     status = status_of(str(folder), name)
@@ -262,12 +274,13 @@ def export(
     run: str,
     to: Annotated[Path, typer.Option("--to", help="A new or empty folder.")],
     adapter: Annotated[bool, typer.Option("--adapter", help="LoRA: the adapter alone, not merged.")] = False,
+    ema: Ema = False,
     root: Root = None,
 ) -> None:
     """The run's policy as a Hugging Face model folder, alone: a critic stays in the checkpoint."""
     from flows.export import export_run, has_critic
 
-    print(export_run(artifact_root(root), run, to, merged=not adapter))
+    print(export_run(artifact_root(root), run, to, merged=not adapter, ema=ema))
     if has_critic(artifact_root(root), run):
         print("the policy alone: the critic stays in the checkpoint", file=sys.stderr)
 

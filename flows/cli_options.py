@@ -15,6 +15,7 @@ Root = Annotated[str | None, typer.Option("--root", help="Artifact root; else RF
 Sets = Annotated[list[str] | None, typer.Option("--set", help="key=value over the recipe, e.g. rollout.group_size=16.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Show tracebacks and Prefect's log.")]
+Ema = Annotated[bool, typer.Option("--ema", help="The moving average of the weights (training.ema_decay).")]
 _state = {"verbose": False}
 
 

@@ -17,8 +17,10 @@ from tasks.context import run_folder
 from tasks.runs import read_recipe, read_run
 
 
-def evaluation_recipe(root: Path, what: str, recipe: Recipe | None, overrides: list[str]) -> tuple[Recipe, str]:
-    """The recipe that evaluates a run's last policy or a model folder, and the name of its run.
+def evaluation_recipe(
+    root: Path, what: str, recipe: Recipe | None, overrides: list[str], ema: bool = False
+) -> tuple[Recipe, str]:
+    """The recipe that evaluates a run's last policy, or its moving average, or a model folder, and the name of its run.
 
     Data, rewards and evaluation settings come from `recipe`, else from the run.
     """
@@ -27,7 +29,9 @@ def evaluation_recipe(root: Path, what: str, recipe: Recipe | None, overrides: l
         from flows.export import export_run
 
         base = recipe or read_recipe(folder)
-        model = export_run(root, what)
+        model = export_run(root, what, ema=ema)
+    elif ema:
+        raise SettingsError(f"--ema needs a run, which keeps an average of its weights, {what!r} is none")
     elif _is_model_folder(Path(what)):
         if recipe is None:
             raise SettingsError(f"{what} is a model folder: name the recipe whose held-out data it meets, --recipe R")

@@ -18,16 +18,19 @@ from tasks.runs import read_recipe, read_run
 EXPORTS = "exports"  # below the artifact root
 
 
-def export_run(root: Path, run: str, to: Path | None = None, merged: bool = True) -> Path:
-    """Write the run's newest checkpoint as a model folder; without `to`, once per policy below the root."""
+def export_run(root: Path, run: str, to: Path | None = None, merged: bool = True, ema: bool = False) -> Path:
+    """Write the run's newest checkpoint as a model folder; without `to`, once per policy below the root. With `ema` the
+    moving average of its weights."""
     folder = run_folder(root, run)
     description = read_run(folder)
     if description is None:
         raise SettingsError(f"no run {run!r} under {root}")
     if not merged and not read_recipe(folder).model.lora_rank:
         raise SettingsError(f"--adapter needs a run under LoRA, {run!r} trained all weights: leave it out")
+    if ema and read_recipe(folder).training.ema_decay is None:
+        raise SettingsError(f"--ema needs a run with training.ema_decay, {run!r} kept no average: leave it out")
     policy = newest_checkpoint(root, run)
-    target = to or root / EXPORTS / policy.policy_id
+    target = to or root / EXPORTS / f"{policy.policy_id}{'-ema' if ema else ''}"
     marker = target / "rft_policy.json"
     if to is None and marker.is_file():
         return target
@@ -39,7 +42,7 @@ def export_run(root: Path, run: str, to: Path | None = None, merged: bool = True
     temporary = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    _write_model(root, run, policy, temporary, merged)
+    _write_model(root, run, policy, temporary, merged, ema)
     (temporary / marker.name).write_text(json.dumps({"run": run, **policy.to_json()}, indent=1))
     if target.exists():
         target.rmdir()
@@ -69,14 +72,16 @@ def _refuse_altered(checkpoint: Path) -> None:
         )
 
 
-def _write_model(root: Path, run: str, policy: PolicyRef, target: Path, merged: bool) -> None:
+def _write_model(root: Path, run: str, policy: PolicyRef, target: Path, merged: bool, ema: bool) -> None:
     from rft_core.checkpoint import export_model, load_checkpoint
     from rft_core.resolve import resolve_algorithm
     from rft_core.score_policy import POLICIES
-    from rft_core.update import TrainState
+    from rft_core.train_state import TrainState
 
     recipe = read_recipe(run_folder(root, run))
     trained = POLICIES[resolve_algorithm(recipe.algorithm).head]
     state = TrainState.start(trained.load(recipe.model, Path(recipe.model.path), recipe.seed))
     load_checkpoint(state, checkpoint_folder(root, policy))
+    if ema:
+        state.take_ema()
     export_model(state, target, merged)

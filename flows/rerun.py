@@ -89,6 +89,7 @@ LAST_READ_BY: dict[Stage, tuple[str, ...]] = {
         "algorithm.pass_threshold",
         "algorithm.duplicate_to_fill",
         "experts.source_weights",
+        "algorithm.distillation.teacher_gap",
     ),
 }
 

@@ -35,7 +35,7 @@ from tasks.rollouts import GREEDY, SAMPLED, generate_rollouts
 from tasks.rounds import wants_another
 from tasks.runs import close_run, open_run
 from tasks.stage import Slot, artifact_key, run_stage
-from tasks.token_scores import score_tokens
+from tasks.token_scores import score_tokens, tables_of
 from tasks.update import update_policy
 
 DATE = "{date}"
@@ -148,12 +148,14 @@ def score_round(context: RunContext, step: int, round_: Round) -> TableRef:
     return rewards
 
 
-def scores_for_credit(context: RunContext, step: int, rollouts: list[TableRef]) -> TableRef | None:
-    """Values of tokens that the algorithm's credit needs; null where it needs none, or the credit is there already."""
-    if not context.algorithm.credit_scorers or context.ledger.get(PHASE, step, "advantages") is not None:
-        return None
-    scores: TableRef = run_stage(context, score_tokens, Slot(step, "token-scores"), rollouts)
-    return scores
+def scores_for_credit(context: RunContext, step: int, rollouts: list[TableRef]) -> list[TableRef]:
+    """Values of tokens that the algorithm's credit needs; none where it needs none, or the credit is there already."""
+    if context.ledger.get(PHASE, step, "advantages") is not None:
+        return []
+    return [
+        run_stage(context, score_tokens, Slot(step, "token-scores", number), rollouts, scorers)
+        for number, scorers in enumerate(tables_of(context.algorithm.credit_scorers))
+    ]
 
 
 def fill_up(context: RunContext, dataset: TableRef, step: int, rounds: list[Round]) -> list[Round]:

@@ -9,6 +9,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from rft_core.algorithm_names import AdvantageName, AlgorithmName
+from rft_core.distillation_settings import DistillationSettings
 from rft_core.preference_settings import PreferenceSettings
 from rft_core.settings import NOT_BLANK, Settings
 
@@ -16,68 +18,9 @@ CUSTOM = {"path": "name", "advantage_path": "advantage", "surrogate_path": "surr
 
 
 class AlgorithmSettings(Settings):
-    name: Literal[
-        "grpo",
-        "dr_grpo",
-        "gspo",
-        "luspo",
-        "gmpo",
-        "cispo",
-        "scale_rl",
-        "sapo",
-        "dapo",
-        "reinforce",
-        "rloo",
-        "reinforce_plus_plus",
-        "ppo",
-        "remax",
-        "reinforce_plus_plus_baseline",
-        "maxrl",
-        "opo",
-        "gpg",
-        "pass_at_k",
-        "gdpo",
-        "opmd",
-        "asymre",
-        "topr",
-        "m2po",
-        "s_ppo",
-        "rec",
-        "vespo",
-        "dppo_tv",
-        "dppo_kl",
-        "clip_cov",
-        "sft",
-        "dft",
-        "dpo",
-        "dpo_norm",
-        "rpo",
-        "ipo",
-        "hinge",
-        "robust",
-        "exo",
-        "nca",
-        "sppo",
-        "apo_zero",
-        "apo_down",
-        "aot",
-        "aot_unpaired",
-        "discopop",
-        "orpo",
-        "cpo",
-        "simpo",
-        "mpo",
-        "kto",
-        "bco",
-        "apo_zero_unpaired",
-        "reward_model",
-        "process_reward_model",
-        "online_dpo",
-        "mix",
-        "chord",
-        "raft",
-        "custom",
-    ] = Field("grpo", description="A row of ALGORITHMS; its defaults fill what is null here. custom takes `path`.")
+    name: AlgorithmName = Field(
+        "grpo", description="A row of ALGORITHMS; its defaults fill what is null here. custom takes `path`."
+    )
     path: str | None = Field(
         None,
         pattern=NOT_BLANK,
@@ -86,29 +29,9 @@ class AlgorithmSettings(Settings):
     )
 
     # Advantages
-    advantage: (
-        Literal[
-            "group_zscore",
-            "group_mean",
-            "leave_one_out",
-            "none",
-            "length_weighted_mean",
-            "reward_over_mean",
-            "pass_at_k",
-            "per_component",
-            "log_mean_exp",
-            "shifted_mean",
-            "greedy_baseline",
-            "batch_whiten",
-            "gae",
-            "per_step_group_zscore",
-            "group_mean_batch_whiten",
-            "group_mean_rescaled",
-            "selected",
-            "custom",
-        ]
-        | None
-    ) = Field(None, description="Overrides the row's advantage. custom takes `advantage_path`.")
+    advantage: AdvantageName | None = Field(
+        None, description="Overrides the row's advantage. custom takes `advantage_path`."
+    )
     advantage_path: str | None = Field(
         None,
         pattern=NOT_BLANK,
@@ -272,8 +195,16 @@ class AlgorithmSettings(Settings):
     gamma_rate_positive: float | None = Field(None, ge=0, description="Surrogate gamma: lambda where A >= 0.")
     gamma_shape_negative: float | None = Field(None, ge=0, description="Surrogate gamma: k where A < 0.")
     gamma_rate_negative: float | None = Field(None, ge=0, description="Surrogate gamma: lambda where A < 0.")
-    regularizer: Literal["none", "log_likelihood", "squared_log_ratio"] | None = Field(
+    regularizer: Literal["none", "log_likelihood", "squared_log_ratio", "absolute_log_ratio"] | None = Field(
         None, description="Added to the loss of every token, gated ones too."
+    )
+    regularizer_gate: Literal["none", "covariance_top"] | None = Field(
+        None,
+        description="Which tokens the regularizer is added to: none takes all, covariance_top those whose logprob and "
+        "credit go together most.",
+    )
+    covariance_top_share: float | None = Field(
+        None, gt=0, lt=1, description="regularizer_gate covariance_top: share of the trained tokens, at least one."
     )
     regularizer_coefficient: float | None = Field(None, gt=0, description="Weight of the regularizer.")
     aggregation: (
@@ -289,6 +220,9 @@ class AlgorithmSettings(Settings):
         description="Estimator in the loss; null takes the row's, k3 with most. k1 is refused: its expected gradient "
         "is zero on-policy.",
     )
+    kl_value_clamp: float | None = Field(
+        None, gt=0, description="Bounds the KL estimate of a token on both sides (10 is verl's); null does not."
+    )
     kl_importance: bool = Field(False, description="Multiplies the KL estimate by the ratio, for off-policy rows.")
     kl_target: float | None = Field(
         None,
@@ -300,6 +234,14 @@ class AlgorithmSettings(Settings):
         10000, ge=1, description="kl_target: rollouts over which the coefficient adapts; more is slower."
     )
     entropy_coefficient: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
+    entropy_target: float | None = Field(
+        None,
+        gt=0,
+        description="Adapts entropy_coefficient after each update by a step towards this mean entropy of a token, in "
+        "nats; null keeps it fixed.",
+    )
+    entropy_delta: float = Field(0.005, gt=0, description="entropy_target: size of a step of the coefficient.")
+    entropy_coefficient_max: float = Field(1.0, gt=0, description="entropy_target: the largest coefficient.")
 
     # Which rows
     truncated: Literal["train", "mask", "drop"] = Field(
@@ -371,6 +313,9 @@ class AlgorithmSettings(Settings):
     )
     preference: PreferenceSettings = Field(
         default_factory=PreferenceSettings, description="Of preference objectives; null takes the row's."
+    )
+    distillation: DistillationSettings = Field(
+        default_factory=DistillationSettings, description="What is learnt from a teacher; null takes the row's."
     )
 
     @model_validator(mode="after")

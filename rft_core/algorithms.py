@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rft_core.mixed_algorithms import MIXED_ALGORITHMS
 from rft_core.offline_algorithms import OFFLINE_ALGORITHMS
-from rft_core.terms import NO_CORRECTION, Algorithm, Kl, Term
+from rft_core.terms import NO_CORRECTION, TEACHER_GAP, Algorithm, Distillation, Kl, Term
 
 POLICY_GRADIENT_ALGORITHMS = {
     row.name: row
@@ -274,6 +274,31 @@ POLICY_GRADIENT_ALGORITHMS = {
             source="Clip-Cov, arXiv 2505.22617: a few tokens of high covariance between credit and logprob sit out",
             advantage="group_zscore",
             terms=(Term(gate="covariance_band", surrogate="clipped", aggregation="token_mean"),),
+        ),
+        Algorithm(
+            name="kl_cov",
+            source="KL-Cov, arXiv 2505.22617: tokens of the highest covariance between credit and logprob are held to "
+            "the old policy, as in its authors' code (coefficient 1, share 2e-4; 2e-3 for small models)",
+            advantage="group_zscore",
+            terms=(
+                Term(
+                    surrogate="unclipped",
+                    aggregation="token_mean",
+                    regularizer="absolute_log_ratio",
+                    regularizer_coefficient=1.0,
+                    regularizer_gate="covariance_top",
+                    covariance_top_share=2e-4,
+                ),
+            ),
+        ),
+        # A teacher's word for each token
+        Algorithm(
+            name="on_policy_distillation",
+            source="on-policy distillation by policy gradient: the reverse KL to a teacher as credit of each token "
+            "(MiniLLM, arXiv 2306.08543, eq. 2, with one token's term for its return); rewards are optional",
+            advantage=TEACHER_GAP,
+            terms=(Term(aggregation="token_mean"),),
+            distillation=Distillation(teacher_gap=1.0),
         ),
     )
 }

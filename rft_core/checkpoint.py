@@ -5,6 +5,7 @@ adapter/                                                                    inst
 optimizer.safetensors                                                       AdamW's moments
 critic/weights.safetensors, optimizer.safetensors                           of a critic, in float32; a head alone where
                                                                             it shares the policy's trunk
+ema.safetensors                                                             moving averages of the trained weights
 state.json                                                                  counters
 """
 
@@ -27,10 +28,11 @@ from rft_core.model_reading import no_progress_bars
 from rft_core.optimizer import Optimizer, Weights
 from rft_core.policy import ATTENTION, Policy
 from rft_core.preference_step import RunningShift, ScoreStatistics
-from rft_core.update import TrainState
+from rft_core.train_state import TrainState
 
 FORMAT = 2  # of state.json and the names in optimizer.safetensors
 STATISTICS = "reward_statistics.json"
+EMA = "ema.safetensors"  # where a moving average is kept
 ADAPTER = "adapter"
 CRITIC = "critic"
 CRITIC_WEIGHTS = "weights.safetensors"
@@ -54,12 +56,15 @@ def save_checkpoint(state: TrainState, folder: Path) -> None:
     save_file(_stored(state.optimizer.moments()), folder / MOMENTS_FILE)
     if state.critic is not None:
         _save_critic(state.critic, folder / CRITIC)
+    if state.ema is not None:
+        save_file(_stored(dict(zip(policy.names, state.ema, strict=True))), folder / EMA)
     counters = {
         "format": FORMAT,
         "optimizer_step": state.optimizer_step,
         "skipped_in_a_row": state.skipped_in_a_row,
         "optimizer_num_steps": state.optimizer.num_steps,
         "kl_coefficient": state.kl_coefficient,
+        "entropy_coefficient": state.entropy_coefficient,
         "lora": policy.adapter is not None,
         "critic_num_steps": None if state.critic is None else state.critic.optimizer.num_steps,
         "shift": [state.shift.mean, state.shift.count],
@@ -85,6 +90,7 @@ def load_checkpoint(state: TrainState, folder: Path) -> None:
             )
         weights = _read_full(policy, folder) if policy.adapter is None else _read_adapter(policy, folder / ADAPTER)
         _restore(policy, weights, state.optimizer, folder / MOMENTS_FILE, counters["optimizer_num_steps"])
+        state.ema = _read_ema(policy, folder)
         critic_num_steps = counters.get("critic_num_steps")  # absent before there were critics
         if state.critic is not None and critic_num_steps is not None:
             critic = state.critic
@@ -95,6 +101,7 @@ def load_checkpoint(state: TrainState, folder: Path) -> None:
         state.shift = RunningShift(*counters["shift"])
         state.scores = ScoreStatistics(*counters["scores"])
         state.kl_coefficient = counters.get("kl_coefficient")  # absent before it could adapt
+        state.entropy_coefficient = counters.get("entropy_coefficient")
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelUnreadable(f"{folder} must hold a checkpoint of this model; reading it failed: {error}") from error
 
@@ -113,6 +120,13 @@ def _restore(trained: Weights, weights: dict[str, Tensor], optimizer: Optimizer,
             master.copy_(weights[name])
     trained.write_compute()
     optimizer.restore(load_file(moments), num_steps)
+
+
+def _read_ema(policy: Policy, folder: Path) -> list[Tensor] | None:
+    if not (folder / EMA).is_file():
+        return None
+    stored = load_file(folder / EMA)
+    return [stored[name].to(master.device) for name, master in zip(policy.names, policy.master, strict=True)]
 
 
 def weights_digest(state: TrainState) -> str:

@@ -14,6 +14,8 @@ from pydantic import Field, model_validator
 from rft_core.algorithm_settings import AlgorithmSettings
 from rft_core.critic_settings import CriticSettings, check_critic
 from rft_core.data.settings import DataSettings, ExpertSettings
+from rft_core.distillation_settings import TeacherSettings
+from rft_core.errors import SettingsError
 from rft_core.mixtures import refuse_experts
 from rft_core.rewards.settings import RewardSettings
 from rft_core.settings import NOT_BLANK, Settings, execution
@@ -93,6 +95,13 @@ class TrainingSettings(Settings):
         description="Token budget of one forward and backward: higher is faster on a GPU and takes more "
         "memory; results change by rounding only.",
     )
+    ema_decay: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Keeps a moving average of the weights: each optimizer step moves it by 1 - this towards them "
+        "(0.999 is usual). `rft export --ema` and `rft evaluate --ema` take it; training does not. null keeps none.",
+    )
     checkpoint_every: int | None = execution(
         None,
         ge=1,
@@ -165,6 +174,11 @@ class Recipe(Settings):
         description="The model of values, where the advantage (gae) reads them.",
         json_schema_extra={"position": 8},
     )
+    teacher: TeacherSettings = Field(
+        default_factory=TeacherSettings,
+        description="The model that algorithms of distillation learn from.",
+        json_schema_extra={"position": 8},
+    )
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings, json_schema_extra={"position": 9})
     retention: RetentionSettings = Field(
         default_factory=RetentionSettings, json_schema_extra={"position": 10, "execution": True}
@@ -204,6 +218,7 @@ class Recipe(Settings):
         return self
 
     def _algorithm_fits(self) -> None:
+        from rft_core.distillation_options import refuse_teacher
         from rft_core.resolve import check, resolve_algorithm  # it reads these settings
 
         algorithm = resolve_algorithm(self.algorithm)
@@ -211,6 +226,7 @@ class Recipe(Settings):
         check_critic(self.critic, algorithm, self.steps)
         self._mini_batches_fit()
         refuse_experts(algorithm, self.experts, self.rollout.temperature)
+        refuse_teacher(algorithm, self.teacher)
         self._data_fits(algorithm)
         if algorithm.compares_groups and self.algorithm.min_group_size > self.rollout.group_size:
             raise ValueError(
@@ -249,11 +265,7 @@ class Recipe(Settings):
                 + (f", which {', '.join(fitting)} train on" if fitting else "")
             )
         if algorithm.samples:
-            if not self.reward.functions:
-                raise ValueError(
-                    f"reward.functions must name what is rewarded: {algorithm.name} trains on completions that the "
-                    "policy samples"
-                )
+            self._rewards_fit(algorithm)
             if algorithm.preference is not None and self.rollout.group_size < 2:
                 raise ValueError(
                     f"rollout.group_size must be at least 2 for algorithm {algorithm.name}, which sets the best of a "
@@ -292,6 +304,23 @@ class Recipe(Settings):
                         "gives the completions that are trained on and measured"
                     )
 
+    def _rewards_fit(self, algorithm: Algorithm) -> None:
+        if self.reward.functions:
+            return
+        if algorithm.reads_rewards:
+            raise ValueError(
+                f"reward.functions must name what is rewarded: {algorithm.name} trains on completions that the "
+                "policy samples"
+            )
+        if self.evaluation.every:
+            raise ValueError(
+                "evaluation.every needs reward.functions, which say how good a completion is; without them set it to 0"
+            )
+        if self.data.order in ("easy_to_hard", "targeted"):
+            raise ValueError(
+                f"data.order {self.data.order} needs reward.functions, which say what a prompt's pass rate is"
+            )
+
     @property
     def component_weights(self) -> dict[str, float]:
         """Weights by reward component, for advantages that standardise components: of a scale only the sign counts."""
@@ -300,5 +329,7 @@ class Recipe(Settings):
 
     @property
     def correct_component(self) -> str:
-        """The reward component that says correct (at least 1). Raises IndexError where nothing is rewarded."""
+        """The reward component that says correct (at least 1). Raises SettingsError where nothing is rewarded."""
+        if not self.reward.functions:
+            raise SettingsError("reward.functions must name what says how good a completion is, the recipe has none")
         return self.evaluation.correct_component or self.reward.functions[0].component

@@ -24,6 +24,7 @@ from rft_core.resampling import groups_with_signal
 from rft_core.resolve import resolve_algorithm
 from rft_core.rewards.given import MARGIN
 from rft_core.seeds import derive
+from rft_core.teacher_gap import with_teacher_gap
 from rft_core.terms import Algorithm
 from rft_core.token_credit import (
     TOKEN_ADVANTAGES,
@@ -68,7 +69,7 @@ def compute_advantages(
     inputs = token_inputs(algorithm, _own(algorithm, rollouts), rewards, token_scores)
     shaped_N = shaped_rewards(joined, settings, max_completion_tokens) - _summed_kl(joined, algorithm, inputs)
     final_N = np.where(joined.is_expert_N & algorithm.takes_experts, joined.reward_N, shaped_N)
-    reasons, is_counted_N = _exclusions(joined, settings, current_version)
+    reasons, is_counted_N = _exclusions(joined, algorithm, settings, current_version)
     kept = _kept_groups(joined, rewards, settings, max_groups) if algorithm.dynamic_sampling else joined.group_ids
     is_counted_N &= _filter(joined, reasons, np.isin(joined.group_ids, kept), "filtered")
     baseline_N = baselines(joined, rollouts, rewards) if algorithm.has_baselines else None
@@ -98,6 +99,8 @@ def compute_advantages(
     if algorithm.advantage in TOKEN_ADVANTAGES:
         reward_of = dict(zip(joined.rollout_ids, final_N.tolist(), strict=True))
         table = with_token_credit(table, inputs, reward_of, algorithm, settings, value_lambda)
+    if algorithm.distillation.teacher_gap:
+        table = with_teacher_gap(table, inputs.masks, token_scores, algorithm.distillation.teacher_gap)
     metrics = _metrics(joined, settings, final_N, reasons)
     return table, metrics | _group_metrics(algorithm, settings, credits, roles, flat_share)
 
@@ -170,7 +173,7 @@ def _note_groups(credits: Credits, algorithm: Algorithm, settings: AlgorithmSett
                 continue  # where nobody is compared, a rollout alone is as good as any
             if len(members) < settings.min_group_size:
                 reasons[row] = "group_too_small"
-            elif is_without_signal:
+            elif is_without_signal and not algorithm.distillation.teacher_gap:
                 reasons[row] = "zero_variance"
     return num_flat / num_groups if num_groups else 0.0
 
@@ -233,13 +236,17 @@ def shaped_rewards(joined: Joined, settings: AlgorithmSettings, max_completion_t
     return rewards_N
 
 
-def _exclusions(joined: Joined, settings: AlgorithmSettings, current_version: int) -> tuple[list[str], np.ndarray]:
+def _exclusions(
+    joined: Joined, algorithm: Algorithm, settings: AlgorithmSettings, current_version: int
+) -> tuple[list[str], np.ndarray]:
     """The reason of each rollout that is not trained whatever its group, and which rollouts enter group statistics.
 
     A rollout without a token of the policy shows nothing of the policy; one of a policy too old says little of it.
+    Where rewards decide nothing, one without is trained, and still enters no statistic.
     """
+    is_unscored_N = np.isnan(joined.reward_N)
     applies = {
-        "unscored": np.isnan(joined.reward_N) | joined.is_error_N,
+        "unscored": is_unscored_N & algorithm.reads_rewards | joined.is_error_N,
         "filtered": (joined.num_tokens_N == 0) | joined.is_expert_N,
         "stale": np.zeros(len(joined.reward_N), dtype=bool),
         "truncated": joined.is_truncated_N & (settings.truncated != "train"),
@@ -252,7 +259,7 @@ def _exclusions(joined: Joined, settings: AlgorithmSettings, current_version: in
     is_counted_N = reasons == "none"
     if settings.truncated == "mask":
         is_counted_N = is_counted_N | (reasons == "truncated")
-    return reasons.tolist(), is_counted_N
+    return reasons.tolist(), is_counted_N & ~is_unscored_N
 
 
 def _draws(joined: Joined, seed: int) -> np.ndarray:

@@ -126,8 +126,8 @@ def covariance_band(tokens: StepTokens, term: Term) -> Tensor:
     num_trained = int(mask_T.sum())
     if not num_trained:
         return torch.ones_like(mask_T)
-    advantages_T, logprobs_T = tokens.advantages_T.double(), tokens.logprobs_T.double()
-    covariance_T = (advantages_T - advantages_T[mask_T].mean()) * (logprobs_T - logprobs_T[mask_T].mean())
+    advantages_T = tokens.advantages_T.double()
+    covariance_T = _covariance(tokens)
     ratio_T = tokens.log_ratio_T.double().exp()
     is_clipped_T = (advantages_T > 0) & (ratio_T > 1 + term.clip_high)
     is_clipped_T = is_clipped_T | ((advantages_T < 0) & (ratio_T < 1 - term.clip_low))
@@ -138,6 +138,28 @@ def covariance_band(tokens: StepTokens, term: Term) -> Tensor:
     kept_T = torch.ones_like(mask_T)
     kept_T[drawn] = False
     return kept_T
+
+
+def covariance_top(tokens: StepTokens, term: Term) -> Tensor:
+    """The covariance_top_share of the trained tokens, at least one, with the largest (A - mean A) (lp - mean lp): what
+    KL-Cov holds to the anchor (arXiv 2505.22617). Of equal ones the earlier drawn."""
+    mask_T = tokens.mask_T
+    num_trained = int(mask_T.sum())
+    chosen_T = torch.zeros_like(mask_T)
+    if num_trained:
+        places = torch.nonzero(mask_T).flatten()
+        covariance = _covariance(tokens)[places]
+        by_draw = tokens.draw_T[places].argsort()
+        order = by_draw[covariance[by_draw].argsort(descending=True, stable=True)]
+        chosen_T[places[order[: max(int(term.covariance_top_share * num_trained), 1)]]] = True
+    return chosen_T
+
+
+def _covariance(tokens: StepTokens) -> Tensor:
+    """float64[T] (A - mean A) (lp - mean lp), the means over the trained tokens of the step."""
+    advantages_T, logprobs_T = tokens.advantages_T.double(), tokens.logprobs_T.double()
+    mask_T = tokens.mask_T
+    return (advantages_T - advantages_T[mask_T].mean()) * (logprobs_T - logprobs_T[mask_T].mean())
 
 
 GATES = {
@@ -155,3 +177,6 @@ STEP_GATES = {
     "entropy_quantile": entropy_quantile,
     "covariance_band": covariance_band,
 }
+
+# Of the regularizer: True where it is added.
+REGULARIZER_GATES = {"covariance_top": covariance_top}

@@ -38,6 +38,7 @@ class LossBatch:
     behaviour_logprobs_T: Tensor | None = None  # NaN where the table holds null
     reference_logprobs_T: Tensor | None = None
     entropy_T: Tensor | None = None  # float32; carries the gradient when there is an entropy bonus
+    divergence_T: Tensor | None = None  # float32, of the whole distribution to a teacher's; carries the gradient
     term_R: Tensor | None = None  # int64 index into ROW_KINDS; None: all rows are own
     step_kept_T: Tensor | None = None  # bool: what a gate that looks at the whole optimizer step keeps
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import ContractError
-from rft_core.gates import GATES, STEP_GATES, StepTokens
+from rft_core.gates import GATES, REGULARIZER_GATES, STEP_GATES, StepTokens
 from rft_core.losses import (
     AGGREGATIONS,
     CORRECTIONS,
@@ -89,6 +89,10 @@ def loss_parts(algorithm: Algorithm, batch: LossBatch, denominators: Denominator
             loss = loss - algorithm.entropy_coefficient * bonus
     elif algorithm.needs_entropy_gradient:
         raise ContractError("an entropy bonus needs entropy_T, got none")
+    if algorithm.distillation.coefficient:
+        distance = _distance(clean, denominators)
+        sums.append({"distillation": distance.detach()})
+        loss = loss + algorithm.distillation.coefficient * distance
     sums.append({"loss": loss.detach(), "policy_loss": policy_loss.detach()})
     return LossParts(loss, _to_floats(merge_sums(sums)))
 
@@ -152,15 +156,21 @@ def _policy_loss(
         loss_T = loss_T * weight_T
         sums |= weight_sums
     if term.regularizer != "none":
-        loss_T = loss_T + term.regularizer_coefficient * REGULARIZERS[term.regularizer](tokens)
+        added_T = REGULARIZERS[term.regularizer](tokens)
+        if term.regularizer_gate != "none":
+            is_held_T = _of_step(term, clean)
+            added_T = torch.where(is_held_T, added_T, torch.zeros_like(added_T))
+        loss_T = loss_T + term.regularizer_coefficient * added_T
     return _aggregate(term.aggregation, loss_T, rows, clean, term.rows, denominators), sums
 
 
 def _kept(term: Term, tokens: Tokens, rows: Rows, clean: CleanBatch) -> Tensor:
-    if not term.has_step_gate:
-        return GATES[term.gate](tokens, rows, term)
+    return GATES[term.gate](tokens, rows, term) if term.gate in GATES else _of_step(term, clean)
+
+
+def _of_step(term: Term, clean: CleanBatch) -> Tensor:
     if clean.batch.step_kept_T is None:
-        raise ContractError(f"gate {term.gate} needs step_kept_T, from a pass over the whole optimizer step, got none")
+        raise ContractError(f"gate {term.step_gate} needs step_kept_T, from a pass over the whole step, got none")
     return clean.batch.step_kept_T
 
 
@@ -171,11 +181,11 @@ def step_kept(algorithm: Algorithm, batches: Sequence[LossBatch], draws: Sequenc
     number in [0, 1) of each of their tokens. Raises ContractError when the term's anchor or entropies are missing.
     """
     term = algorithm.step_gate
-    if term is None:
+    if term is None or term.step_gate is None:
         raise ValueError(f"algorithm {algorithm.name} has no gate over the whole optimizer step")
     parts = [_step_tokens(term, clean_batch(batch), draw_T) for batch, draw_T in zip(batches, draws, strict=True)]
     tokens = StepTokens(*(torch.cat(values) for values in zip(*parts, strict=True)))
-    kept_T = STEP_GATES[term.gate](tokens, term)
+    kept_T = (STEP_GATES | REGULARIZER_GATES)[term.step_gate](tokens, term)
     return list(kept_T.split([len(batch.mask_T) for batch in batches]))
 
 
@@ -280,9 +290,20 @@ def _kl_loss(algorithm: Algorithm, clean: CleanBatch, denominators: Denominators
     sums["kl_row_means"] = rows.mean_R(KL_ESTIMATORS["k3"](exact_T)).sum()
     sums["kl_rows"] = (rows.length_R > 0).sum()
     loss_T = KL_ESTIMATORS[kl.estimator](difference_T.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+    if kl.value_clamp is not None:
+        loss_T = loss_T.clamp(-kl.value_clamp, kl.value_clamp)
     if kl.importance:
         loss_T = loss_T * ratio_of(clean.logprobs_T - clean.old_T)
     return _aggregate(first.aggregation, loss_T, rows, clean, first.rows, denominators), sums
+
+
+def _distance(clean: CleanBatch, denominators: Denominators) -> Tensor:
+    """Token mean of the divergence to a teacher, over all trained rows, own and given alike."""
+    divergence_T = clean.batch.divergence_T
+    if divergence_T is None:
+        raise ContractError("distillation needs divergence_T, got none")
+    kept_T = torch.where(clean.batch.mask_T, divergence_T, torch.zeros_like(divergence_T)).double()
+    return (kept_T * clean.weight_T).sum() / max(denominators.tokens, 1.0)
 
 
 def _sampling_sums(clean: CleanBatch) -> dict[str, Tensor]:
@@ -329,6 +350,7 @@ def finish_metrics(parts: Iterable[dict[str, float]]) -> dict[str, float | int |
         "policy_loss": sums.get("policy_loss", 0.0),
         "own_loss": sums.get("own_loss"),
         "expert_loss": sums.get("expert_loss"),
+        "distillation_loss": sums.get("distillation"),
         "kl": mean("kl_k3", "kl_tokens"),
         "kl_k1": mean("kl_k1", "kl_tokens"),
         "entropy": mean("entropy", "entropy_tokens"),

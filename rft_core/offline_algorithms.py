@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rft_core.preference_options import Preference
-from rft_core.terms import Algorithm, Term
+from rft_core.terms import Algorithm, Distillation, Term
 
 
 def _preference(
@@ -34,6 +34,23 @@ OFFLINE_ALGORITHMS = {
             advantage="none",
             terms=(Term(rows="expert", surrogate="probability_weighted", aggregation="token_mean"),),
             records=("demonstrations", "trajectories"),
+        ),
+        Algorithm(
+            name="jsd",
+            source="supervised distillation: generalised JSD to a teacher on given completions (arXiv 2306.13649, "
+            "eq. 1; lambda 0)",
+            advantage="none",
+            terms=(),
+            records=("demonstrations", "trajectories"),
+            distillation=Distillation(coefficient=1.0),
+        ),
+        Algorithm(
+            name="gkd",
+            source="GKD, arXiv 2306.13649, algorithm 1: generalised JSD to a teacher on completions that the policy "
+            "samples (lambda 1); rewards are optional",
+            advantage="none",
+            terms=(),
+            distillation=Distillation(coefficient=1.0),
         ),
         _preference("dpo", "arXiv 2305.18290, eq. 7"),
         _preference("dpo_norm", "dpo on averages over tokens (Tulu 3, arXiv 2411.15124)"),

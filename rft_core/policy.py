@@ -9,7 +9,7 @@ Shapes: T completion tokens of a micro-batch, flat; D hidden size; V vocabulary.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,31 +94,57 @@ class Policy:
         self, batch: MicroBatch, temperature: float, *, entropy_gradient: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """(logprob_T, entropy_T) of the completion tokens in float32, at `temperature`, row after row."""
-        if self.has_plain_head:
-            return self.logprobs_and_hidden(batch, temperature, entropy_gradient=entropy_gradient)[:2]
-        logits_SLV = self.module(**self._inputs(batch)).logits
-        logits_TV = logits_SLV.flatten(0, 1).index_select(0, batch.predicting_T.to(self.device))
-        target_T = batch.target_T.to(self.device)
-        return token_logprob(logits_TV, target_T, temperature, entropy_gradient=entropy_gradient)
+        hidden_TX, head = self.features(batch)
+        return self._logprobs(hidden_TX, head, batch, temperature, entropy_gradient)
 
     def logprobs_and_hidden(
         self, batch: MicroBatch, temperature: float, *, entropy_gradient: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(logprob_T, entropy_T, hidden_TD) of one pass, for a model whose logits are hidden states x head."""
-        hidden_TD = self.hidden_states(batch)
-        target_T = batch.target_T.to(self.device)
-        return *self._head_logprobs(hidden_TD, target_T, temperature, entropy_gradient), hidden_TD
+        hidden_TD, head = self.features(batch)
+        return *self._logprobs(hidden_TD, head, batch, temperature, entropy_gradient), hidden_TD
 
     def hidden_states(self, batch: MicroBatch) -> Tensor:
         """[T, D], where each of the batch's tokens is predicted."""
         hidden_SLD = self.module.base_model(**self._inputs(batch)).last_hidden_state
         return hidden_SLD.flatten(0, 1).index_select(0, batch.predicting_T.to(self.device))
 
+    def features(self, batch: MicroBatch) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """What predicts each completion token, [T, D], and the head that makes logits [P, V] of any P rows of it. Where
+        logits are more than hidden states x head they are the features."""
+        if self.has_plain_head:
+            return self.hidden_states(batch), self.module.get_output_embeddings()
+        logits_SLV = self.module(**self._inputs(batch)).logits
+        return logits_SLV.flatten(0, 1).index_select(0, batch.predicting_T.to(self.device)), lambda logits: logits
+
+    def in_pieces(self, piece: Callable[..., tuple[Tensor, ...]], *aligned: Tensor) -> tuple[Tensor, ...]:
+        """What `piece` makes of rows of the aligned tensors [T, ...], by few enough rows that their logits fit."""
+        num_tokens = len(aligned[0])
+        size = max(1, MAX_LOGITS // self.vocabulary) if self.has_plain_head else num_tokens
+        if num_tokens <= size:
+            return piece(*aligned)
+        made = [
+            checkpoint(piece, *parts, use_reentrant=False, preserve_rng_state=False)
+            for parts in zip(*(tensor.split(size) for tensor in aligned), strict=True)
+        ]
+        return tuple(torch.cat(values) for values in zip(*made, strict=True))
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens its logits tell apart: at least those of the tokenizer."""
+        head = self.module.get_output_embeddings()
+        weights = self.module.get_input_embeddings() if head is None else head
+        return int(weights.weight.shape[0])
+
+    @property
+    def max_shared_tokens(self) -> int:
+        """The longest sequence that completions may share; 0 where they may share none."""
+        limit = SHARED_SEQUENCE_TOKENS[self.device.type]
+        return min(limit, _attention_window(self.module.config) or limit) if self.shared_prefix else 0
+
     def micro_batches(self, rows: list[TrainRow], token_budget: int) -> list[MicroBatch]:
         """Rows -> micro-batches in the layout that this model allows."""
-        limit = SHARED_SEQUENCE_TOKENS[self.device.type]
-        window = _attention_window(self.module.config)
-        return micro_batches(rows, token_budget, self.shared_prefix, min(limit, window or limit))
+        return micro_batches(rows, token_budget, self.shared_prefix, self.max_shared_tokens)
 
     def write_compute(self) -> None:
         """Masters -> compute weights, after an optimizer step or a load."""
@@ -140,23 +166,19 @@ class Policy:
             "use_cache": False,
         }
 
-    def _head_logprobs(
-        self, hidden_TD: Tensor, target_T: Tensor, temperature: float, entropy_gradient: bool
+    def _logprobs(
+        self,
+        features_TX: Tensor,
+        head: Callable[[Tensor], Tensor],
+        batch: MicroBatch,
+        temperature: float,
+        entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
-        head = self.module.get_output_embeddings()
+        def piece(features: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+            return token_logprob(head(features), targets, temperature, entropy_gradient=entropy_gradient)
 
-        def piece(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-            return token_logprob(head(hidden), targets, temperature, entropy_gradient=entropy_gradient)
-
-        size = max(1, MAX_LOGITS // self.module.get_output_embeddings().weight.shape[0])
-        if len(target_T) <= size:
-            return piece(hidden_TD, target_T)
-        pieces = [
-            checkpoint(piece, hidden, targets, use_reentrant=False, preserve_rng_state=False)
-            for hidden, targets in zip(hidden_TD.split(size), target_T.split(size), strict=True)
-        ]
-        logprobs, entropies = zip(*pieces, strict=True)
-        return torch.cat(logprobs), torch.cat(entropies)
+        logprobs_T, entropy_T = self.in_pieces(piece, features_TX, batch.target_T.to(self.device))
+        return logprobs_T, entropy_T
 
     def _split_masters(self, dtype: torch.dtype) -> None:
         """Trainable weights become float32 masters, the module's turn into `dtype`; gradients add up in the masters."""

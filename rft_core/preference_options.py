@@ -52,6 +52,7 @@ USED_BY = {
     "desirable_weight": LABEL_LOSSES,
     "undesirable_weight": LABEL_LOSSES,
     "running_shift": frozenset({"bco", "bco_pair"}),
+    "likelihood_weights": frozenset({"dpo"}),
 }
 # They compare the pairs of a step by rank.
 SORTED_LOSSES = ("aot", "aot_unpaired")
@@ -81,6 +82,7 @@ class Preference:
     undesirable_weight: float = 1.0
     running_shift: bool = True
     centring: float = 0.0
+    likelihood_weights: bool = False
 
     @property
     def needs_reference(self) -> bool:

@@ -31,4 +31,8 @@ class PreferenceSettings(Settings):
     desirable_weight: float | None = Field(None, ge=0, description="Weight of completions labelled true.")
     undesirable_weight: float | None = Field(None, ge=0, description="Weight of completions labelled false.")
     centring: float | None = Field(None, ge=0, description="reward_model: pulls the two scores of a pair around 0.")
+    likelihood_weights: bool | None = Field(
+        None,
+        description="dpo: a pair counts by how likely the policy is to write both completions (WPO), at most 1.",
+    )
     running_shift: bool | None = Field(None, description="bco: rewards minus their running mean.")

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from rft_core.batching import TrainRow
 from rft_core.errors import ContractError
+from rft_core.likelihood_weights import pair_weights
 from rft_core.pairing import CHOSEN, REJECTED
 from rft_core.preference import PREFERENCE_LOSSES, Side, StepStatistics
-from rft_core.preference_options import SORTED_LOSSES, Preference
+from rft_core.preference_options import SORTED_LOSSES, USED_BY, Preference
 
 Logprobs = dict[tuple[str, int], Tensor]  # float32[C] by TrainRow.key
 MISMATCHED = "~mismatched"  # ends the id of a completion behind another prompt than its own
@@ -88,11 +89,13 @@ def preference_gradient(
     reference: Logprobs | None,
     shift: RunningShift,
     kl: float,
+    collisions: Logprobs | None = None,
 ) -> PreferenceGradient:
     """Loss of the step and its gradient. `rows` are those with a pair_role; segments of a rollout are one completion.
 
-    `kl` is kto's, 0 elsewhere. Raises ContractError for a row without a role, for a pair that is not one chosen and one
-    rejected completion of one weight, and for unequal weights where a loss sorts the step.
+    `kl` is kto's, 0 elsewhere; `collisions` are log sum p^2 at each token, for weights of pairs. Raises ContractError
+    for a row without a role, for a pair that is not one chosen and one rejected completion of one weight, and for
+    unequal weights where a loss sorts the step.
     """
     sides = {role: _completions(rows, role) for role in (CHOSEN, REJECTED)}
     without = next((row.rollout_id for row in rows if row.pair_role not in sides), None)
@@ -111,10 +114,17 @@ def preference_gradient(
     if preference.running_shift and preference.uses("bco", "bco_pair"):
         shift = shift.including(torch.cat(list(rewards.values())), torch.cat(list(weights_of.values())))
     statistics = StepStatistics(kl=kl, shift=shift.mean)
+    by_likelihood = None
+    if preference.likelihood_weights:
+        if collisions is None:
+            raise ContractError("likelihood_weights need log sum p^2 of each token, got none")
+        by_likelihood = pair_weights(sides[CHOSEN], sides[REJECTED], current, collisions)
     total = torch.zeros((), dtype=torch.float64)
     for name, coefficient in preference.losses:
         if coefficient:
             values = PREFERENCE_LOSSES[name](chosen, rejected, preference, statistics)
+            if by_likelihood is not None and name in USED_BY["likelihood_weights"]:
+                values = values * by_likelihood
             total = total + coefficient * (weight * values).sum() / weight.sum().clamp(min=1e-12)
     gradients = torch.autograd.grad(total, [chosen.policy, rejected.policy], allow_unused=True)
     coefficients: dict[tuple[str, int], Tensor] = {}

@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rft_core.algorithms import ALGORITHMS
+from rft_core.distillation_options import refuse_distillation, resolve_distillation
+from rft_core.entropy_options import resolve_adaptive_entropy
 from rft_core.errors import SettingsError
 from rft_core.mixtures import resolved_share
 from rft_core.preference_options import resolve_preference
-from rft_core.terms import REWARD_PARTS_READ, Algorithm, Correction, Kl, Term, UserParts
+from rft_core.terms import REWARD_PARTS_READ, STEP_GATES_READ_ALL, Algorithm, Correction, Kl, Term, UserParts
 
 if TYPE_CHECKING:
     from rft_core.algorithm_settings import AlgorithmSettings
@@ -51,7 +53,12 @@ READ_BY: dict[str, tuple[str, frozenset[str]]] = {
         ("gate", ("second_moment",), ("second_moment_limit",)),
         ("gate", ("entropy_quantile",), ("entropy_quantile",)),
         ("gate", ("covariance_band",), ("covariance_low", "covariance_high", "covariance_share")),
-        ("regularizer", ("log_likelihood", "squared_log_ratio"), ("regularizer_coefficient",)),
+        (
+            "regularizer",
+            ("log_likelihood", "squared_log_ratio", "absolute_log_ratio"),
+            ("regularizer_coefficient", "regularizer_gate"),
+        ),
+        ("regularizer_gate", ("covariance_top",), ("covariance_top_share",)),
     )
     for setting in settings
 }
@@ -109,16 +116,19 @@ def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
             row.kl.coefficient if settings.kl_coefficient is None else settings.kl_coefficient,
             settings.kl_estimator or row.kl.estimator,
             settings.kl_importance or row.kl.importance,
+            row.kl.value_clamp if settings.kl_value_clamp is None else settings.kl_value_clamp,
             row.kl.target if settings.kl_target is None else settings.kl_target,
             settings.kl_horizon if _is_set(settings, "kl_horizon") else row.kl.horizon,
         ),
         entropy_coefficient=settings.entropy_coefficient or row.entropy_coefficient,
+        adaptive_entropy=resolve_adaptive_entropy(row, settings),
         correction=_correction(row, settings),
         reward_kl=row.reward_kl if settings.reward_kl_coefficient is None else settings.reward_kl_coefficient,
         dynamic_sampling=row.dynamic_sampling if settings.dynamic_sampling is None else settings.dynamic_sampling,
         bootstraps=settings.bootstrap_truncated or row.bootstraps,
         preference=resolve_preference(row.preference, row.name, settings.preference),
         expert_share=resolved_share(row.expert_share, settings),
+        distillation=resolve_distillation(row.distillation, settings.distillation),
     )
     if all(term.rows == "expert" for term in algorithm.terms):
         _refuse_overrides(algorithm, settings)
@@ -131,6 +141,7 @@ def resolve_algorithm(settings: AlgorithmSettings) -> Algorithm:
     _refuse_resampling(algorithm, settings)
     _refuse_kl(algorithm, settings)
     _refuse_correction(algorithm, settings)
+    refuse_distillation(algorithm, settings)
     return algorithm
 
 
@@ -148,6 +159,8 @@ def _overridden(term: Term, settings: AlgorithmSettings, own: UserParts) -> Term
     changes = {name: value for name, value in values.items() if value is not None}
     if settings.old_source == "behaviour":
         changes["anchor"] = "behaviour"
+    if settings.regularizer == "none":  # then there is nothing to gate either
+        changes.setdefault("regularizer_gate", "none")
     if term.tau is not None:
         changes["tau"] = settings.tau
     return replace(term, **changes)
@@ -225,7 +238,7 @@ def _refuse_old_source(before: Term, term: Term, settings: AlgorithmSettings) ->
         raise SettingsError(
             "algorithm.old_source has no effect: this algorithm's ratio is to the behaviour policy anyway"
         )
-    is_read = term.gate in ANCHOR_GATES or term.regularizer == "squared_log_ratio"
+    is_read = term.gate in ANCHOR_GATES or term.regularizer in ("squared_log_ratio", "absolute_log_ratio")
     if term.surrogate in ("logprob", "exp_advantage") and not is_read:
         raise SettingsError(
             f"algorithm.old_source has no effect: surrogate {term.surrogate} uses no ratio; use correction none to "
@@ -249,6 +262,11 @@ def _refuse_bounds(term: Term) -> None:
         raise SettingsError(
             "algorithm.covariance_low must be below covariance_high, got "
             f"{term.covariance_low:g} and {term.covariance_high:g}"
+        )
+    if term.gate in STEP_GATES_READ_ALL and term.regularizer_gate != "none":
+        raise SettingsError(
+            f"algorithm.regularizer_gate must be none with gate {term.gate}, got {term.regularizer_gate}: one of them "
+            "may look at all tokens of the optimizer step"
         )
     if term.regularizer != "none" and term.regularizer_coefficient == 0:
         raise SettingsError(
@@ -318,6 +336,8 @@ def _refuse_kl(algorithm: Algorithm, settings: AlgorithmSettings) -> None:
         raise SettingsError("algorithm.kl_target needs kl_coefficient above 0, from which it adapts")
     if kl.target is None and _is_set(settings, "kl_horizon"):
         raise SettingsError("algorithm.kl_horizon has no effect: kl_target is null")
+    if kl.value_clamp is not None and kl.coefficient == 0:
+        raise SettingsError("algorithm.kl_value_clamp has no effect: kl_coefficient is 0")
     if kl.importance and kl.coefficient == 0:
         raise SettingsError("algorithm.kl_importance has no effect: kl_coefficient is 0")
     if kl.importance and kl.estimator != "k3":

@@ -30,7 +30,12 @@ class Scores:
 
 
 def loss_batch(
-    mini_batch: MiniBatch, batch: MicroBatch, scores: Scores, logprobs_T: Tensor, entropy_T: Tensor | None
+    mini_batch: MiniBatch,
+    batch: MicroBatch,
+    scores: Scores,
+    logprobs_T: Tensor,
+    entropy_T: Tensor | None,
+    divergence_T: Tensor | None = None,
 ) -> LossBatch:
     rows = mini_batch.rows_of(batch)
     device = logprobs_T.device
@@ -52,6 +57,7 @@ def loss_batch(
     return LossBatch(
         logprobs_T=logprobs_T,
         entropy_T=entropy_T,
+        divergence_T=divergence_T,
         old_logprobs_T=scored(scores.old),
         behaviour_logprobs_T=behaviour,
         reference_logprobs_T=scored(scores.reference),

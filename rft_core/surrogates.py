@@ -138,6 +138,11 @@ def squared_log_ratio(tokens: Tokens) -> Tensor:
     return (tokens.logprobs_T - tokens.anchor_T).square()
 
 
+def absolute_log_ratio(tokens: Tokens) -> Tensor:
+    """|lp - anchor|: a constant pull back to the anchor (KL-Cov, arXiv 2505.22617, as its authors' code has it)."""
+    return (tokens.logprobs_T - tokens.anchor_T).abs()
+
+
 SURROGATES = {
     "clipped": clipped,
     "unclipped": unclipped,
@@ -161,4 +166,5 @@ REGULARIZERS = {
     "none": no_regularizer,
     "log_likelihood": log_likelihood,
     "squared_log_ratio": squared_log_ratio,
+    "absolute_log_ratio": absolute_log_ratio,
 }

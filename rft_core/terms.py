@@ -38,6 +38,8 @@ VALUE_ADVANTAGES = frozenset({"gae"})
 # They read something else than the rollout's reward; what shapes the reward has no effect on them.
 REWARD_PARTS_READ = {"per_component": "components", "per_step_group_zscore": "step rewards"}
 
+TEACHER_GAP = "teacher_gap"  # the advantage that is nothing but what a teacher says of each token
+
 # A gate that looks at all rows of the optimizer step, and whether it reads rows of advantage 0 too.
 STEP_GATES_READ_ALL = {"second_moment": False, "entropy_quantile": True, "covariance_band": True}
 
@@ -59,6 +61,8 @@ class Term:
     tau: float | None = None  # temperature of OPMD, which divides the term by 1 + tau
     regularizer: str = "none"  # added to every token's loss, gated ones too, and never corrected
     regularizer_coefficient: float = 0.0
+    regularizer_gate: str = "none"  # none | a key of REGULARIZER_GATES: the tokens that the regularizer is added to
+    covariance_top_share: float = 2e-4
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float | None = None
@@ -90,8 +94,11 @@ class Term:
         return coefficient if self.tau is None else coefficient / (1 + self.tau)
 
     @property
-    def has_step_gate(self) -> bool:
-        return self.gate in STEP_GATES_READ_ALL
+    def step_gate(self) -> str | None:
+        """What looks at all tokens of the optimizer step, to gate the loss or the regularizer: one at most."""
+        if self.gate in STEP_GATES_READ_ALL:
+            return self.gate
+        return None if self.regularizer_gate == "none" else self.regularizer_gate
 
 
 @dataclass(frozen=True)
@@ -101,8 +108,18 @@ class Kl:
     coefficient: float = 0.0
     estimator: str = "k3"
     importance: bool = False
+    value_clamp: float | None = None  # largest |estimate| of a token
     target: float | None = None  # nats a token; given, the coefficient adapts after each update
     horizon: int = 10000  # rollouts over which it does
+
+
+@dataclass(frozen=True)
+class AdaptiveEntropy:
+    """The entropy bonus's coefficient takes a step of `delta` towards `target` nats a token after each update."""
+
+    target: float
+    delta: float = 0.005
+    largest: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -128,6 +145,24 @@ class ValueTerm:
 
 
 @dataclass(frozen=True)
+class Distillation:
+    """What is learnt from a teacher: by credit for each token, or by the distance of whole distributions.
+
+    `teacher_gap` x (log p of the teacher - old) is added to the advantage of own tokens. `coefficient` x divergence is
+    added to the loss of all trained tokens, own and given alike, as their mean.
+    """
+
+    teacher_gap: float = 0.0
+    coefficient: float = 0.0
+    beta: float = 0.5  # 0: KL(teacher | policy), 1: KL(policy | teacher), between: of both to their mixture
+    top_k: int | None = None  # of the teacher; the rest is one class
+
+    @property
+    def needs_teacher(self) -> bool:
+        return self.teacher_gap > 0 or self.coefficient > 0
+
+
+@dataclass(frozen=True)
 class Algorithm:
     """A row of ALGORITHMS, with a recipe's overrides once it is resolved.
 
@@ -140,9 +175,11 @@ class Algorithm:
     terms: tuple[Term, ...]
     kl: Kl = field(default_factory=Kl)
     entropy_coefficient: float = 0.0
+    adaptive_entropy: AdaptiveEntropy | None = None
     correction: Correction = field(default_factory=Correction)
     records: tuple[str, ...] = ("prompts",)
     preference: Preference | None = None
+    distillation: Distillation = field(default_factory=Distillation)
     reward_kl: float = 0.0  # times old - reference, per token, is taken from the reward
     dynamic_sampling: bool = False  # groups without signal are replaced by those of fresh prompts
     value: ValueTerm | None = None  # what trains a critic; given by the recipe's section `critic`
@@ -167,14 +204,19 @@ class Algorithm:
     @property
     def credit_scorers(self) -> tuple[str, ...]:
         """Whose values of each token credit needs before it is assigned: scorers of record token_scores."""
-        of_kl = ("old", "reference") if self.reward_kl else ()
+        others = ("reference",) * bool(self.reward_kl) + ("teacher",) * bool(self.distillation.teacher_gap)
         of_critic = ("critic", *(("critic_after",) if self.bootstraps else ())) if self.needs_critic else ()
-        return of_kl + of_critic
+        return (("old", *others) if others else ()) + of_critic
 
     @property
     def needs_critic(self) -> bool:
         """Whether credit reads values of states, by a critic that is trained beside the policy."""
         return self.advantage in VALUE_ADVANTAGES
+
+    @property
+    def reads_rewards(self) -> bool:
+        """Whether a reward decides anything: else a rollout without one is as good as any."""
+        return self.advantage != TEACHER_GAP and (bool(self.terms) or self.preference is not None)
 
     @property
     def samples(self) -> bool:
@@ -210,7 +252,7 @@ class Algorithm:
 
     @property
     def needs_entropy_gradient(self) -> bool:
-        return self.entropy_coefficient > 0
+        return self.entropy_coefficient > 0 or self.adaptive_entropy is not None
 
     @property
     def needs_old(self) -> bool:
@@ -221,7 +263,7 @@ class Algorithm:
     @property
     def step_gate(self) -> Term | None:
         """The term whose gate looks at the whole optimizer step, if there is one."""
-        return next((term for term in self.terms if term.has_step_gate), None)
+        return next((term for term in self.terms if term.step_gate is not None), None)
 
     def needs_all_rows(self) -> bool:
         """Whether rows with advantage 0 need a forward pass: something else than the policy loss reads them."""
@@ -229,7 +271,8 @@ class Algorithm:
             term.regularizer != "none" or STEP_GATES_READ_ALL.get(term.gate, False) or callable(term.surrogate)
             for term in self.terms
         )
-        return is_read or self.needs_reference or self.needs_entropy_gradient or self.needs_critic
+        has_other_loss = self.needs_critic or self.distillation.coefficient > 0
+        return is_read or self.needs_reference or self.needs_entropy_gradient or has_other_loss
 
     def filled(self, settings: AlgorithmSettings) -> AlgorithmSettings:
         """The settings that the row's advantage reads, with what the row says where the recipe says nothing."""

@@ -108,10 +108,18 @@ def per_step_group_zscore(
     return TokenCredit(advantages)
 
 
+def teacher_gap(
+    rows: Sequence[RowTokens], settings: AlgorithmSettings, value_lambda: float | None = None
+) -> TokenCredit:
+    """0: all credit is what a teacher says of each token, which `with_teacher_gap` adds."""
+    return TokenCredit([np.zeros(row.num_tokens) for row in rows])
+
+
 TOKEN_ADVANTAGES: dict[str, TokenAdvantage] = {
     "batch_whiten": batch_whiten,
     "gae": gae,
     "per_step_group_zscore": per_step_group_zscore,
+    "teacher_gap": teacher_gap,
 }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,29 +20,30 @@ from torch import Tensor
 
 from data_contracts.refs import PolicyRef
 from data_contracts.schemas import UPDATES
+from rft_core.adaptive import adapt, with_adapted
 from rft_core.batching import TrainRow
 from rft_core.config import AlgorithmSettings, RolloutSettings, TrainingSettings
-from rft_core.critic import Critic, SharedTrunk
+from rft_core.critic import SharedTrunk
 from rft_core.critic_settings import CriticSettings
+from rft_core.distillation import score_batch
 from rft_core.errors import TrainingDiverged
-from rft_core.kl_controller import adapted_coefficient
+from rft_core.likelihood_weights import log_collisions
 from rft_core.mini_batches import MiniBatch, plan_mini_batches
 from rft_core.objective import finish_metrics, merge_sums, step_kept
-from rft_core.optimizer import Optimizer, learning_rate
+from rft_core.optimizer import learning_rate
 from rft_core.policy import Policy, Scorer
 from rft_core.preference_step import (
     Logprobs,
     PreferenceGradient,
-    RunningShift,
-    ScoreStatistics,
     mean_log_ratio,
     preference_gradient,
 )
 from rft_core.resolve import check, resolve_algorithm
 from rft_core.seeds import derive, uniforms
 from rft_core.step_batches import Scores, loss_batch
-from rft_core.terms import Algorithm, Kl
+from rft_core.terms import Algorithm
 from rft_core.train_rows import train_rows
+from rft_core.train_state import TrainState
 from rft_core.value_step import accumulate_values, for_critic, refuse_without_returns, value_parts, with_value_term
 
 Progress = Callable[[int, int, str], None]
@@ -51,24 +52,6 @@ NO_TRAINED_TOKENS = "no_trained_tokens"  # no row of the mini-batch is trained
 NO_SIGNAL = "no_signal"  # rows are trained, but every advantage is 0 and nothing else has a gradient
 NON_FINITE_LOSS = "non_finite_loss"
 NON_FINITE_GRADIENT = "non_finite_gradient"
-
-
-@dataclass
-class TrainState:
-    """Everything that an update changes, and a checkpoint holds. Counters are of the whole run."""
-
-    policy: Policy
-    optimizer: Optimizer
-    critic: Critic | None = None
-    optimizer_step: int = 0  # rows of record `updates` so far: steps taken and skipped
-    skipped_in_a_row: int = 0  # for a non-finite loss or gradient
-    shift: RunningShift = field(default_factory=RunningShift)
-    scores: ScoreStatistics = field(default_factory=ScoreStatistics)
-    kl_coefficient: float | None = None  # where it adapts, after the first update: that of the next one
-
-    @classmethod
-    def start(cls, policy: Policy, critic: Critic | None = None) -> TrainState:
-        return cls(policy, Optimizer.over(policy), critic)
 
 
 @dataclass(frozen=True)
@@ -83,6 +66,7 @@ class _Update:
     advance: Callable[[str], None]
     seed: int  # of this update
     critic: CriticSettings
+    teacher: Policy | None
 
     @property
     def is_warming(self) -> bool:
@@ -106,6 +90,7 @@ def update_policy(
     before: PolicyRef,
     reference: Scorer | None,
     critic: CriticSettings | None = None,
+    teacher: Policy | None = None,
     seed: int,
     total_steps: int,
     progress: Progress | None = None,
@@ -118,7 +103,7 @@ def update_policy(
     in weights and moments.
     """
     critic = critic or CriticSettings()
-    row_of_table = with_value_term(_with_adapted_kl(resolve_algorithm(algorithm), state), state.critic, critic)
+    row_of_table = with_value_term(with_adapted(resolve_algorithm(algorithm), state), state.critic, critic)
     check(row_of_table, training)
     rows = train_rows(rollouts, advantages, before, row_of_table.positions)
     refuse_without_returns(rows, row_of_table)
@@ -128,7 +113,8 @@ def update_policy(
     of_critic = [for_critic(state.critic, mini_batch, row_of_table, training.micro_batch_tokens) for mini_batch in plan]
     num_passes = len(plan) // training.epochs
     counter = _Counter(progress)
-    update = _Update(row_of_table, training, rollout.temperature, version, total_steps, counter.advance, seed, critic)
+    constants = training, rollout.temperature, version, total_steps, counter.advance, seed, critic, teacher
+    update = _Update(row_of_table, *constants)
     # Rows of experts are off-policy, but of no policy that a loss compares with.
     is_behind = len(plan) > 1 or any(
         row.is_off_policy and row.num_trained_tokens and row.term != "expert" for row in rows
@@ -136,19 +122,11 @@ def update_policy(
     passes = _passes_before(state, reference, update, is_behind, (plan[:num_passes], of_critic[:num_passes]))
     counter.total = _num_micro_batches(state, plan, of_critic, passes, update)
     scores = Scores(**{name: _score(*parts, update, name) for name, parts in passes.items()})
+    state.begin_ema(training.ema_decay)
     steps = [_optimizer_step(state, *parts, scores, update) for parts in zip(plan, of_critic, strict=True)]
     made = [row for row, _ in steps]
-    if row_of_table.kl.target is not None:
-        num_rollouts = len({row.rollout_id for row in rows if row.num_trained_tokens})
-        sums = merge_sums(sums for _, of_step in steps for sums in of_step)
-        state.kl_coefficient = _next_kl_coefficient(row_of_table.kl, sums, num_rollouts)
+    adapt(state, row_of_table, merge_sums(sums for _, of_step in steps for sums in of_step), rows)
     return pa.Table.from_pylist(made, schema=UPDATES.schema)
-
-
-def _with_adapted_kl(algorithm: Algorithm, state: TrainState) -> Algorithm:
-    if algorithm.kl.target is None or state.kl_coefficient is None:
-        return algorithm
-    return replace(algorithm, kl=replace(algorithm.kl, coefficient=state.kl_coefficient))
 
 
 def _passes_before(
@@ -169,13 +147,6 @@ def _passes_before(
         assert state.critic is not None, "a loss of values has a critic"
         passes["values"] = (state.critic.model, first[1])
     return passes
-
-
-def _next_kl_coefficient(kl: Kl, sums: dict[str, float], num_rollouts: int) -> float:
-    """From the mean over rows of their token mean, over all passes of the update."""
-    assert kl.target is not None, "only an adaptive coefficient has a next one"
-    mean = sums["kl_row_means"] / sums["kl_rows"] if sums.get("kl_rows") else None
-    return adapted_coefficient(kl.coefficient, mean, num_rollouts, kl.target, kl.horizon)
 
 
 def _score(scorer: Scorer, plan: Sequence[MiniBatch], update: _Update, name: str) -> Logprobs:
@@ -212,6 +183,7 @@ def _optimizer_step(
     if skipped is None:
         if not update.is_warming:
             state.optimizer.step(update.training, rates[0], norms[0])
+            state.advance_ema(update.training.ema_decay)
         if of_critic is not None and state.critic is not None:
             state.critic.optimizer.step(update.training, rates[1], norms[1])
         if preferred is not None:
@@ -235,6 +207,7 @@ def _optimizer_step(
         **_expert_columns(update, trained),
         "forward_rows": len(mini_batch.forward_rows),
         "kl_coefficient": update.algorithm.kl.coefficient if update.algorithm.needs_reference else None,
+        "entropy_coefficient": update.algorithm.entropy_coefficient if update.algorithm.adaptive_entropy else None,
         "skipped": skipped,
     }
     if skipped in (NON_FINITE_LOSS, NON_FINITE_GRADIENT):
@@ -271,10 +244,18 @@ def _preferred(state: TrainState, mini_batch: MiniBatch, scores: Scores, update:
     if preference is None or not mini_batch.forward_rows:
         return None
     current = _score(state.policy, [mini_batch], update, "preference")
+    collisions: Logprobs | None = None
+    if preference.likelihood_weights:
+        collisions = {}
+        for batch in mini_batch.micro_batches:
+            parts = log_collisions(state.policy, batch, update.temperature).split(batch.lengths)
+            collisions |= {row.key: part for row, part in zip(mini_batch.rows_of(batch), parts, strict=True)}
+            update.advance("likelihood of pairs")
     kl = 0.0
     if mini_batch.mismatched is not None and scores.reference is not None:
         kl = mean_log_ratio(mini_batch.mismatched.rows, current, scores.reference)
-    return preference_gradient(preference, mini_batch.forward_rows, current, scores.reference, state.shift, kl)
+    rows = mini_batch.forward_rows
+    return preference_gradient(preference, rows, current, scores.reference, state.shift, kl, collisions)
 
 
 def _rates(state: TrainState, update: _Update) -> tuple[float, float]:
@@ -309,22 +290,18 @@ def _accumulate(
 ) -> tuple[list[dict[str, float]], float]:
     """Forward and backward of every micro-batch; stops at the first loss that is not finite."""
     policy, trunk = state.policy, update.shared_trunk(state)
-    gradient = update.algorithm.needs_entropy_gradient
     sums, total = ([], 0.0) if preferred is None else ([preferred.sums], preferred.loss)
     if not math.isfinite(total):
         return sums, total
     for batch in mini_batch.micro_batches:
-        values_T = None
-        if trunk is None:
-            logprobs_T, entropy_T = policy.token_logprobs(batch, update.temperature, entropy_gradient=gradient)
-        else:
-            scored = policy.logprobs_and_hidden(batch, update.temperature, entropy_gradient=gradient)
-            logprobs_T, entropy_T, values_T = *scored[:2], trunk.values_of(scored[2])
-        policy_batch = loss_batch(mini_batch, batch, scores, logprobs_T, entropy_T)
+        scored = score_batch(policy, update.teacher, batch, update.temperature, update.algorithm, trunk is not None)
+        policy_batch = loss_batch(mini_batch, batch, scores, *scored[:3])
         parts = update.algorithm.loss(policy_batch, mini_batch.denominators, update.version)
         differentiated = parts.loss
         sums.append(parts.sums)
-        if values_T is not None:
+        if trunk is not None:
+            assert scored[3] is not None, "a shared trunk is scored with its hidden states"
+            values_T = trunk.values_of(scored[3])
             of_values = value_parts(update.algorithm.value, mini_batch, batch, scores, values_T)
             differentiated = differentiated + of_values.loss
             sums.append(of_values.sums)
@@ -334,8 +311,8 @@ def _accumulate(
             break
         if preferred is not None:
             coefficients = [preferred.coefficients[row.key] for row in mini_batch.rows_of(batch)]
-            slope_T = torch.cat(coefficients).to(logprobs_T.device)
-            differentiated = differentiated + torch.where(slope_T != 0, slope_T * logprobs_T, 0.0).sum()
+            slope_T = torch.cat(coefficients).to(scored[0].device)
+            differentiated = differentiated + torch.where(slope_T != 0, slope_T * scored[0], 0.0).sum()
         differentiated.backward()
         update.advance("forward and backward")
     return sums, total
@@ -382,7 +359,9 @@ def _num_micro_batches(
 ) -> int:
     """Of all passes of an update."""
     algorithm = update.algorithm
-    trained = [] if update.is_warming else [*plan, *(plan if algorithm.step_gate is not None else [])]
+    has_weights = algorithm.preference is not None and algorithm.preference.likelihood_weights
+    times = 0 if update.is_warming else 1 + (algorithm.step_gate is not None) + has_weights
+    trained = [*plan] * times
     if update.shared_trunk(state) is None:
         trained += [mini_batch for mini_batch in of_critic if mini_batch is not None]
     scored = [mini_batch for _, mini_batches in passes.values() for mini_batch in mini_batches]

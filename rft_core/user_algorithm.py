@@ -65,7 +65,7 @@ def _row(plugin: Plugin, path: str) -> Algorithm:
 
 def _refuse_unknown_parts(row: Algorithm, path: str) -> None:
     from rft_core.advantages import ADVANTAGES
-    from rft_core.gates import GATES, STEP_GATES
+    from rft_core.gates import GATES, REGULARIZER_GATES, STEP_GATES
     from rft_core.losses import AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, LEVELS, ROW_KINDS
     from rft_core.surrogates import REGULARIZERS, SURROGATES
 
@@ -76,6 +76,7 @@ def _refuse_unknown_parts(row: Algorithm, path: str) -> None:
         "gate": {**GATES, **STEP_GATES},
         "surrogate": SURROGATES,
         "regularizer": REGULARIZERS,
+        "regularizer_gate": {"none": None, **REGULARIZER_GATES},
         "aggregation": AGGREGATIONS,
     }
     chosen = [(slot, getattr(term, slot), table) for term in row.terms for slot, table in tables.items()]

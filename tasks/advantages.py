@@ -24,7 +24,7 @@ def assign_credit(
     slot: Slot,
     rollouts: list[TableRef],
     rewards: list[TableRef],
-    token_scores: TableRef | None = None,
+    token_scores: list[TableRef],
     experts: TableRef | None = None,
 ) -> State[TableRef]:
     """Advantages of one step over all its rounds, with the reason of every row that is not trained. `experts` is the
@@ -44,7 +44,7 @@ def assign_credit(
         settings["max_groups"] = recipe.rollout.prompts_per_step
     if experts is not None and recipe.experts is not None:
         settings["source_weights"] = recipe.experts.source_weights
-    inputs = [*rollouts, *rewards, *(ref for ref in (token_scores, experts) if ref is not None)]
+    inputs = [*rollouts, *rewards, *token_scores, *([experts] if experts is not None else [])]
     key = content_key(
         "advantages",
         inputs=inputs,
@@ -63,7 +63,7 @@ def assign_credit(
             recipe.rollout.max_completion_tokens,
             slot.step - 1,
             component_weights=recipe.component_weights,
-            token_scores=context.store.read(token_scores) if token_scores is not None else None,
+            token_scores=read_all(context, token_scores) if token_scores else None,
             value_lambda=recipe.critic.value_lambda,
             max_groups=recipe.rollout.prompts_per_step,
             expert_weights=expert_weights(context, experts),

@@ -28,11 +28,12 @@ from rft_core.errors import ReplayMismatch, SettingsError
 from tasks.context import PHASE, RunContext
 from tasks.rounds import read_all
 from tasks.semantics import SEMANTICS
+from tasks.teacher import load_teacher, teacher_identity
 
 if TYPE_CHECKING:
     from rft_core.critic import Critic
     from rft_core.policy import Policy
-    from rft_core.update import TrainState
+    from rft_core.train_state import TrainState
 
 EXACT_COLUMNS = ("loss", "grad_norm", "value_loss", "value_grad_norm")
 
@@ -45,6 +46,7 @@ class Policies:
         self._state: TrainState | None = None
         self._resident: PolicyRef | None = None
         self._reference: Policy | None = None
+        self.teacher: Policy | None = None  # see tasks/teacher.py
         self.is_exact = True  # False: a replay differed, so the resident weights are not quite the policy's
 
     def materialise(self, wanted: PolicyRef) -> TrainState:
@@ -130,7 +132,7 @@ class Policies:
         """Load a checkpoint, else the model folder itself."""
         from rft_core.checkpoint import load_checkpoint
         from rft_core.score_policy import POLICIES
-        from rft_core.update import TrainState
+        from rft_core.train_state import TrainState
 
         context = self.context
         trained = POLICIES[context.algorithm.head]
@@ -187,6 +189,7 @@ class Policies:
             provenance["settings"],
             f"replay-{entry.step:05d}",
             provenance.get("algorithm_paths", {}),
+            provenance.get("teacher_path"),
         )
         difference = _difference(stored, made)
         if difference and context.recipe.model.device == "cpu":
@@ -212,11 +215,12 @@ def run_update(
     settings: dict[str, Any],
     name: str,
     algorithm_paths: dict[str, str],
+    teacher_path: str | None,
 ) -> pa.Table:
     """One update under stored settings: the same call serves the update stage and its replay.
 
-    `algorithm_paths` say where a user's own code is; what it was is in the settings. Raises SettingsError when it has
-    changed since.
+    `algorithm_paths` and `teacher_path` say where a user's own code and the teacher are; what they were is in the
+    settings. Raises SettingsError when they have changed since.
     """
     from rft_core.resolve import resolve_algorithm
     from rft_core.update import update_policy
@@ -235,6 +239,9 @@ def run_update(
             "the critic must be what the update was made with (critic.path, critic.shared_trunk, its model's content): "
             "put it back, or start another run from the policy's export"
         )
+    teacher = None
+    if "teacher" in settings and teacher_path is not None:
+        teacher = load_teacher(context, state.policy, path=teacher_path, **settings["teacher"])
     return update_policy(
         state,
         rollouts,
@@ -246,6 +253,7 @@ def run_update(
         before=before,
         reference=context.policies.reference() if needs_reference else None,
         critic=CriticSettings(**of_critic),
+        teacher=teacher,
         seed=settings["seed"],
         total_steps=settings["total_steps"] or 0,
         progress=context.progress(name),
@@ -266,6 +274,7 @@ def update_settings(context: RunContext) -> dict[str, Any]:
         "model": recipe.model.content(),
         **algorithm_identity(context),
         **critic_identity(context, recipe.critic.content()),
+        **teacher_identity(context),
         "seed": recipe.seed,
         "total_steps": None if recipe.training.schedule == "constant" else total,
     }

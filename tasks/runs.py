@@ -30,6 +30,7 @@ from tasks.progress import LogWatcher, Watcher
 from tasks.provenance import fingerprint, versions
 from tasks.semantics import SEMANTICS
 from tasks.sources import dataset_digest
+from tasks.teacher import teacher_digest, with_teacher_folder
 
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
@@ -43,6 +44,7 @@ STAGE_OF_SETTING = {
     "reward": "rewards",
     "algorithm": "advantages",
     "critic": "advantages",
+    "teacher": "advantages",
     "training": "update",
     "evaluation": "update",
     "steps": "update",
@@ -56,9 +58,16 @@ STAGE_OF_IDENTITY = {
     "grader": "rewards",
     "algorithm": "advantages",
     "critic": "advantages",
+    "teacher": "advantages",
 }
 # Settings that a recipe may leave to the machine: chosen once, at the start of a run.
-CHOICES = (("model", "device"), ("model", "dtype"), ("training", "checkpoint_every"), ("execution", "threads"))
+CHOICES = (
+    ("model", "device"),
+    ("model", "dtype"),
+    ("teacher", "dtype"),
+    ("training", "checkpoint_every"),
+    ("execution", "threads"),
+)
 STAGE_ORDER = ("data", "rollouts", "rewards", "advantages", "update")
 
 
@@ -90,7 +99,7 @@ def open_run(
     model_folder = resolve_model_path(recipe.model.path, root)
     folder = run_folder(root, name)
     began_with = read_recipe(folder) if read_run(folder) is not None else None
-    recipe = resolved(recipe, model_folder, began_with)
+    recipe = resolved(with_teacher_folder(recipe, root), model_folder, began_with)
     reward = resolve_scoring_models(recipe.reward, root, began_with.reward if began_with else None)
     recipe = recipe.model_copy(update={"reward": reward, "critic": _resolved_critic(recipe.critic, root)})
     use_threads(recipe.execution.threads)
@@ -149,6 +158,9 @@ def resolved(recipe: Recipe, model_folder: Path, began_with: Recipe | None = Non
     device = resolve_device(recipe.model.device)
     dtype = resolve_dtype(recipe.model.dtype, device)
     model = recipe.model.model_copy(update={"device": device, "dtype": dtype, "path": str(model_folder)})
+    teacher = recipe.teacher
+    if teacher.path is not None and teacher.dtype == "auto":  # one of equal weights then agrees to the bit
+        teacher = teacher.model_copy(update={"dtype": dtype})
     training = recipe.training
     if training.checkpoint_every is None:
         # Replay is exact on a CPU, where full checkpoints are large beside the work; elsewhere each step is kept.
@@ -157,7 +169,7 @@ def resolved(recipe: Recipe, model_folder: Path, began_with: Recipe | None = Non
     execution = recipe.execution
     if execution.threads is None:
         execution = execution.model_copy(update={"threads": default_threads()})
-    return recipe.model_copy(update={"model": model, "training": training, "execution": execution})
+    return recipe.model_copy(update={"model": model, "teacher": teacher, "training": training, "execution": execution})
 
 
 def _with_choices_of(began_with: Recipe, recipe: Recipe) -> Recipe:
@@ -184,16 +196,19 @@ def identify(recipe: Recipe, model_folder: Path, pinned: dict[str, str], grader_
         "model": model,
         "policy": digest_of({"model": model, **settings}),
         "grader": grader_digest,
+        **teacher_digest(recipe, model_folder),
     }
     if recipe.experts is not None:
         identity["experts"] = pinned.get("experts") or dataset_digest(recipe.experts)
     if recipe.algorithm.paths():
+        from rft_core.distillation_options import refuse_teacher
         from rft_core.resolve import check, resolve_algorithm
         from rft_core.user_algorithm import algorithm_code
 
-        algorithm = resolve_algorithm(recipe.algorithm)
-        check(algorithm, recipe.training)  # other algorithms were checked with the recipe
+        algorithm = resolve_algorithm(recipe.algorithm)  # other algorithms were checked with the recipe
+        check(algorithm, recipe.training)
         refuse_experts(algorithm, recipe.experts, recipe.rollout.temperature)
+        refuse_teacher(algorithm, recipe.teacher)
         identity["algorithm"] = digest_of(algorithm_code(recipe.algorithm))
     identity |= _critic_identity(recipe, model, settings)
     if recipe.rollout.script is not None:

@@ -1,4 +1,5 @@
-"""The token-score stage: what credit needs beforehand of the policy and its reference, computed once and kept."""
+"""The token-score stage: what credit needs beforehand of the policy, its reference and a teacher, computed once and
+kept. A teacher's scores are a table of their own, which other runs on the same rollouts find again."""
 
 from __future__ import annotations
 
@@ -13,14 +14,24 @@ from tasks.policy import critic_identity
 from tasks.rounds import read_all
 from tasks.semantics import SEMANTICS
 from tasks.stage import Slot, commit, report, reuse, stage_task, write
+from tasks.teacher import load_teacher
 
 if TYPE_CHECKING:
     from rft_core.token_scores import NamedScorer
 
+TEACHER = "teacher"
+FIXED = (TEACHER,)  # scorers that stay the same while the policy trains
+
+
+def tables_of(scorers: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The scorers of each table: those that are tied to the policy of the step, and those that are not."""
+    changing = tuple(name for name in scorers if name not in FIXED)
+    return [part for part in (changing, tuple(name for name in scorers if name in FIXED)) if part]
+
 
 @stage_task("token-scores")
-def score_tokens(run: str, slot: Slot, rollouts: list[TableRef]) -> State[TableRef]:
-    """Values of a step's train rollouts by the scorers that the algorithm's credit needs."""
+def score_tokens(run: str, slot: Slot, rollouts: list[TableRef], scorers: tuple[str, ...]) -> State[TableRef]:
+    """Values of a step's train rollouts by these scorers, which the algorithm's credit needs."""
     from rft_core import token_scores
 
     context = opened(run)
@@ -34,8 +45,10 @@ def score_tokens(run: str, slot: Slot, rollouts: list[TableRef]) -> State[TableR
         # Its weights are part of the policy's training state, but for those that the first policy began with.
         **critic_identity(context, {}),
     }
-    root = context.root_policy.policy_id
-    models = {name: root if name == "reference" else before.policy_id for name in context.algorithm.credit_scorers}
+    if TEACHER in scorers:
+        settings["teacher"] = recipe.teacher.content()
+    others = {"reference": context.root_policy.policy_id, TEACHER: context.identity.get(TEACHER, "")}
+    models = {name: others.get(name, before.policy_id) for name in scorers}
     key = content_key(
         "token_scores",
         inputs=rollouts,
@@ -47,11 +60,11 @@ def score_tokens(run: str, slot: Slot, rollouts: list[TableRef]) -> State[TableR
     refs = reuse(context, slot, {"token_scores": key})
     reused = refs is not None
     if refs is None:
-        scorers = [_scorer(context, before, name, model_id) for name, model_id in models.items()]
+        named = [_scorer(context, before, name, model_id) for name, model_id in models.items()]
         table = token_scores.score_tokens(
             read_all(context, rollouts),
             context.policies.materialise(before).policy,
-            scorers,
+            named,
             recipe.rollout.temperature,
             recipe.training.micro_batch_tokens,
             context.progress(slot.name),
@@ -65,9 +78,11 @@ def _scorer(context: RunContext, before: PolicyRef, name: str, model_id: str) ->
     from rft_core.critic import BehindTokens
     from rft_core.token_scores import NamedScorer
 
-    state = context.policies.materialise(before)
+    state, teacher = context.policies.materialise(before), context.recipe.teacher
     if name == "reference":
         return NamedScorer(name, model_id, context.policies.reference())
+    if name == TEACHER:
+        return NamedScorer(name, model_id, load_teacher(context, state.policy, teacher.dtype, str(teacher.path)))
     if name == "old":
         return NamedScorer(name, model_id, state.policy)
     assert state.critic is not None, f"{name} needs a critic, which is started with the policy"

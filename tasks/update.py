@@ -34,10 +34,13 @@ def update_policy(run: str, slot: Slot, rollouts: list[TableRef], advantages: Ta
         context.policies.begin_update()
         paths = context.recipe.algorithm.paths()
         tables = read_all(context, rollouts), context.store.read(advantages)
-        table = run_update(context, state, *tables, trained, settings, slot.name, paths)
+        teacher_path = context.recipe.teacher.path if "teacher" in settings else None
+        table = run_update(context, state, *tables, trained, settings, slot.name, paths, teacher_path)
         parent: dict[str, Any] = {"parent_policy": before.policy_id, "parent_is_exact": is_exact}
         if paths:
             parent["algorithm_paths"] = paths  # for a replay: what is read there is held against the settings
+        if teacher_path:
+            parent["teacher_path"] = teacher_path
         ref = write(context, "updates", key, table, [*rollouts, advantages], settings, **parent)
         refs = {"updates": ref}
     made = PolicyRef(refs["updates"].key, slot.step)

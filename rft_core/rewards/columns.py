@@ -14,10 +14,10 @@ from rft_core.rewards.settings import RewardFunction
 SCORED = "scored"
 
 
-def components_column(functions: list[RewardFunction], by_function: list[list[Scored]]) -> pa.Array:
+def components_column(functions: list[RewardFunction], by_function: list[list[Scored]], size: int) -> pa.Array:
     """Maps component -> score; a function's metrics follow it."""
     names, values, offsets = [], [], [0]
-    for row in zip(*by_function, strict=True):
+    for row in _rows(by_function, size):
         for function, scored in zip(functions, row, strict=True):
             names.append(function.component)
             values.append(scored.value)
@@ -28,12 +28,16 @@ def components_column(functions: list[RewardFunction], by_function: list[list[Sc
     return _maps("components", offsets, names, values)
 
 
-def statuses_column(functions: list[RewardFunction], by_function: list[list[Scored]]) -> pa.Array:
+def statuses_column(functions: list[RewardFunction], by_function: list[list[Scored]], size: int) -> pa.Array:
     """Maps component -> "scored", "scored: NOTE", or why there is no score."""
-    size, width = len(by_function[0]), len(functions)
     names = [function.component for function in functions] * size
-    statuses = [_status(scored) for row in zip(*by_function, strict=True) for scored in row]
-    return _maps("component_status", range(0, size * width + 1, width), names, statuses)
+    statuses = [_status(scored) for row in _rows(by_function, size) for scored in row]
+    return _maps("component_status", [row * len(functions) for row in range(size + 1)], names, statuses)
+
+
+def _rows(by_function: list[list[Scored]], size: int) -> list[tuple[Scored, ...]]:
+    """Each row's scores; empty where there are no functions."""
+    return list(zip(*by_function, strict=True)) or [()] * size
 
 
 def _maps(column: str, offsets: Sequence[int], keys: list[str], items: list[Any]) -> pa.Array:

@@ -24,9 +24,10 @@ def combine(
 
     The sum of weight x contribution over the functions that scored the row. A gated function adds 0; one that does not
     apply adds nothing and is missed by nobody. One of weight 0 is a measure: it makes no row scored that the others
-    could not score. Raises RewardFunctionError for sums that are no finite reward.
+    could not score. Without functions every row is unscored. Raises RewardFunctionError for sums that are no finite
+    reward.
     """
-    size = len(by_function[0])
+    size = len(by_function[0]) if by_function else len(rollout_ids)
     some_weigh = any(function.weight for function in functions)
     sums, present, lacking = np.zeros(size), np.zeros(size, bool), np.zeros(size, bool)
     for function, scores in zip(functions, by_function, strict=True):

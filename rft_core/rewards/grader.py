@@ -132,7 +132,7 @@ class Grader:
     def refuse_unscored(self, reasons: Counter[str], judged: int) -> None:
         """Raise GraderUnavailable when over max_unscored_fraction of the `judged` rollouts have one of `reasons`."""
         count = reasons.total()
-        if not judged or count / judged <= self.settings.max_unscored_fraction:
+        if not judged or not self._parts or count / judged <= self.settings.max_unscored_fraction:
             return
         shown = "; ".join(f"{times} x {shortened(reason)}" for reason, times in reasons.most_common(5))
         rest = len(reasons) - 5
@@ -309,8 +309,8 @@ class Grader:
             "rollout_id": chosen.column("rollout_id"),
             "group_id": chosen.column("group_id"),
             "reward": rewards,
-            "components": components_column(functions, by_function),
-            "component_status": statuses_column(functions, by_function),
+            "components": components_column(functions, by_function, len(rewards)),
+            "component_status": statuses_column(functions, by_function, len(rewards)),
             "status": [SCORED if reward is not None else "unscored" for reward in rewards],
             "reason": [failure or reason for failure, reason in zip(failed, reasons, strict=True)],
             "turn_rewards": pa.nulls(len(rewards), schema.field("turn_rewards").type),

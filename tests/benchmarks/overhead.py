@@ -57,7 +57,8 @@ def bare_seconds(root: Path, name: str, steps: int) -> list[float]:
     from data_contracts.store import Store
     from rft_core.engines import ENGINES, Request, Sampling
     from rft_core.policy import Policy
-    from rft_core.update import TrainState, update_policy
+    from rft_core.train_state import TrainState
+    from rft_core.update import update_policy
     from tasks.runs import read_recipe
 
     recipe = read_recipe(root / "runs" / name)

@@ -165,6 +165,8 @@ _ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "loss": -0.1,
             "policy_loss": -0.1,
             "value_loss": None,
+            "distillation_loss": None,
+            "entropy_coefficient": None,
             "kl": None,
             "uncorrected_tokens": 0,
             "entropy": 1.2,

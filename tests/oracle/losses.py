@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 
 from tests.oracle.rows import ALGORITHMS, DEFAULTS
-from tests.oracle.step_gates import STEP_GATES
+from tests.oracle.step_gates import REGULARIZER_GATES, STEP_GATES
 from tests.oracle.steps import MAX_COMPLETION_TOKENS, Row
 
-__all__ = ["ALGORITHMS", "DEFAULTS", "STEP_GATES", "step_loss"]
+__all__ = ["ALGORITHMS", "DEFAULTS", "REGULARIZER_GATES", "STEP_GATES", "step_loss"]
 
 
 def _bounded(log_ratio, advantage, bound):
@@ -144,6 +145,7 @@ REGULARIZERS = {
     "none": lambda logprob, anchor: torch.zeros(()),
     "log_likelihood": lambda logprob, anchor: -logprob,
     "squared_log_ratio": lambda logprob, anchor: (logprob - anchor) ** 2,
+    "absolute_log_ratio": lambda logprob, anchor: (logprob - anchor) * np.sign(logprob.item() - float(anchor)),
 }
 
 # Each takes [(token losses of the row, its weight, its group)], rows without a trained token left out.
@@ -254,6 +256,11 @@ def step_loss(rows: list[Row], logprobs: list[torch.Tensor], entropies: list[tor
         dropped = [number for number, token in enumerate(every) if not GATES[spec["gate"]](token, spec)]
     for number, token in enumerate(every):
         token.is_kept = number not in dropped
+        token.is_held = True
+    if spec["regularizer_gate"] != "none":
+        held = REGULARIZER_GATES[spec["regularizer_gate"]](every, spec)
+        for number, token in enumerate(every):
+            token.is_held = number in held
     policy, kl, entropy = [], [], []
     for row, tokens in zip(rows, scored, strict=True):
         if not tokens:
@@ -274,10 +281,12 @@ def _token_loss(token, spec):
     surrogate = SURROGATES[spec["surrogate"]]
     loss = surrogate(token.live_ratio, token.live_logprob, token.anchor, token.advantage, spec) * token.weight
     added = spec["regularizer_coefficient"] * REGULARIZERS[spec["regularizer"]](token.live_logprob, token.anchor)
-    return (loss if token.is_kept else torch.zeros(())) + added
+    return (loss if token.is_kept else torch.zeros(())) + (added if token.is_held else 0.0)
 
 
 def _divergence(token, row, spec):
     gap = torch.clamp(token.live_logprob - row.reference[token.place], -20.0, 20.0)
     divergence = KL_ESTIMATORS[spec["kl_estimator"]](gap)
+    if spec["kl_value_clamp"] is not None and abs(divergence.item()) > spec["kl_value_clamp"]:
+        divergence = torch.tensor(math.copysign(spec["kl_value_clamp"], divergence.item()))
     return divergence * exp_clamped(token.live_logprob - token.old) if spec["kl_importance"] else divergence

@@ -11,6 +11,9 @@ DEFAULTS = {
     "tau": None,
     "regularizer": "none",
     "regularizer_coefficient": 0.0,
+    "regularizer_gate": "none",
+    "covariance_top_share": 2e-4,
+    "kl_value_clamp": None,
     "clip_low": 0.2,
     "clip_high": 0.2,
     "dual_clip": None,
@@ -99,4 +102,11 @@ ALGORITHMS = {
     "dppo_kl": {"anchor": "behaviour", "gate": "binary_kl", "surrogate": "unclipped", "divergence_limit": 0.05},
     "s_ppo": {"gate": "two_side", "gate_low": 1 - 1 / 1.3, "gate_high": 0.3, "surrogate": "log_ratio"},
     "clip_cov": {"gate": "covariance_band"},
+    "kl_cov": {
+        "surrogate": "unclipped",
+        "regularizer": "absolute_log_ratio",
+        "regularizer_coefficient": 1.0,
+        "regularizer_gate": "covariance_top",
+    },
+    "on_policy_distillation": {},
 }

@@ -46,6 +46,17 @@ def _covariance_band(tokens, spec):
     return candidates[: max(1, math.floor(spec["covariance_share"] * len(tokens)))]
 
 
+def _covariance_top(tokens, spec):
+    """Which of them the regularizer holds."""
+    mean_advantage = np.mean([token.advantage for token in tokens])
+    mean_logprob = np.mean([token.logprob for token in tokens])
+    values = [(token.advantage - mean_advantage) * (token.logprob - mean_logprob) for token in tokens]
+    order = sorted(range(len(tokens)), key=lambda number: (-values[number], tokens[number].draw))
+    return order[: max(1, math.floor(spec["covariance_top_share"] * len(tokens)))]
+
+
+REGULARIZER_GATES = {"covariance_top": _covariance_top}
+
 STEP_GATES = {
     "second_moment": _second_moment,
     "entropy_quantile": _entropy_quantile,

@@ -55,6 +55,14 @@ EXTRAS = {
         "covariance_high": 0.9,
         "covariance_share": 0.9,
     },
+    "held_covariance": {
+        "regularizer": "absolute_log_ratio",
+        "regularizer_coefficient": 0.7,
+        "regularizer_gate": "covariance_top",
+        "covariance_top_share": 0.3,
+        "surrogate": "unclipped",
+    },
+    "kl_clamp": {"kl_coefficient": 0.5, "kl_value_clamp": 0.02},
     "tight_divergence": {"gate": "binary_tv", "anchor": "behaviour", "divergence_limit": 0.02},
 }
 # What the entry of a table needs beside its name to have an effect.
@@ -162,7 +170,7 @@ def algorithm_of(spec: dict) -> Algorithm:
         source="",
         advantage="none",
         terms=(Term(**{name: values[name] for name in term_names}),),
-        kl=Kl(values["kl_coefficient"], values["kl_estimator"], values["kl_importance"]),
+        kl=Kl(values["kl_coefficient"], values["kl_estimator"], values["kl_importance"], values["kl_value_clamp"]),
         entropy_coefficient=values["entropy_coefficient"],
         correction=Correction(
             values["correction"],

@@ -10,7 +10,9 @@ import pytest
 from rft_core.advantages import ADVANTAGES, Credits, std_of, whiten
 from rft_core.config import AlgorithmSettings
 from rft_core.credit import compute_advantages
+from rft_core.token_credit import returns_of
 from tests.rft_core.credit_tables import tables
+from tests.rft_core.test_token_credit import scores
 
 
 def credit(name, rewards, groups=None, **settings):
@@ -142,7 +144,32 @@ def nemo_invalid_member_excluded(inputs):
     return {"baseline_first": 1 - first, "baseline_last": 3 - last}
 
 
+def rloo_trl(inputs):
+    """One token each, whose gap to the reference is the KL of the sequence."""
+    rows = [
+        {"id": str(number), "group": "g", "reward": reward, "tokens": 1}
+        for number, reward in enumerate(inputs["rewards"])
+    ]
+    gaps = {str(number): [gap] for number, gap in enumerate(inputs["seq_kl"])}
+    low, high = inputs["reward_clip_range"]
+    settings = {"reward_kl_coefficient": inputs["beta"], "reward_clip_low": low, "reward_clip_high": high}
+    table, _ = compute_advantages(
+        *tables(*rows), AlgorithmSettings(name="rloo", **settings), 8, 0, token_scores=scores(gaps)
+    )
+    return {"advantages": table["advantage"].to_pylist()}
+
+
+def returns_per_token(inputs):
+    """Tokens that others wrote are left out: they neither discount nor reset, and have none."""
+    mask = np.array(inputs["mask"], bool)
+    found = np.zeros(len(mask))
+    found[mask] = returns_of(np.array(inputs["rewards"], float)[mask], float(inputs["gamma"]))
+    return {"returns": found.tolist()}
+
+
 MET = {
+    "rloo_trl": rloo_trl,
+    **{f"reinforce_pp_returns_{number}": returns_per_token for number in (0, 2, 3)},
     "nanstd_1": lambda inputs: std_of(np.array([1.0, 2.0, 3.0]), 1),
     "soft_overlong_0": lambda i: overlong(i["length"], i["max_completion_len"], i["soft_punish_cache"]),
     "soft_overlong_2": lambda i: overlong(i["length"], i["max_completion_len"], i["soft_punish_cache"]),

@@ -10,13 +10,24 @@ OTHER_CONVENTION = {
         "gpg_scaling"
     ),
     "the penalty stops at -1 at the limit and has no factor; scale it by a reward's weight": "overlong_shaping",
-    "the KL value is not clamped, only the log ratio, at 20": "kl_clamp kl_clamped",
+    "the average follows every optimizer step with one decay: no schedule of updates, no bias correction": (
+        "bema_steps_0 bema_steps_2 bema_coef"
+    ),
+    "old logprobs are computed by the policy itself, never interpolated between behaviour and current": (
+        "areal_prox_loglinear areal_prox_linear"
+    ),
+    "rows are rejected by their ratios (reject, veto), not by a mean of squared log ratios": "areal_kl_k2_filter",
+    "a group is kept when its component spreads at all, not while it adds to a share of all spread": (
+        "reward_variance_filter_top_p"
+    ),
+    "games against the reference: they sample from it, or from a mixture with it, which no stage does": "nash_md xpo",
     "we report |old - behaviour| and the largest ratio, unclamped, not signed means of log ratios": (
         "ppo_kl_metrics ppo_kl_unclamped"
     ),
     "we count capped weights, not rows with a capped token": "seq_fraction_high",
     "rows are never padded: completions are flat, with a row number for each token": (
-        "pad_0 pad_2 pad_3 pad_5 pad_6 pad_8 flush_left_1 flush_left_3 async_collate_1 collate_lm_4 collate_lm_5"
+        "pad_0 pad_2 pad_3 pad_5 pad_6 pad_8 flush_left_1 flush_left_3 async_collate_1 collate_lm_4 collate_lm_5 "
+        "teacher_req_1 teacher_req_2"
     ),
     "groups come from ids and blocks, not from a repeating sampler that drops what is left over": (
         "repeat_sampler_1 repeat_sampler_3 repeat_sampler_4a repeat_sampler_4b repeat_sampler_4d split_tensor_dict_1 "
@@ -31,15 +42,7 @@ OTHER_CONVENTION = {
 }
 
 LATER = {
-    "filters by the spread of groups still to come": "reward_variance_filter_top_p",
-    "an adaptive entropy bonus": "entropy_ctl",
-    "corrections still to come (filters by divergence, approximate old policies)": (
-        "areal_kl_k2_filter areal_prox_loglinear areal_prox_linear"
-    ),
     "accuracy and labels of reward models": ("prm_acc_1 prm_acc_2 prm_tok_1 prm_tok_2 prm_tok_3 prm_tok_4 prm_tok_5"),
-    "weights of pairs by their likelihood, and games against the reference": "wpo nash_md xpo",
-    "distillation": "iw_opd_loss teacher_req_1 teacher_req_2 jsd_beta1 jsd_beta0 jsd_mid",
-    "moving averages of weights": "bema_steps_0 bema_steps_2 bema_coef ref_sync",
     "offline data: formats, masks, collation": (
         "unpair_1 extract_prompt_1 extract_prompt_2 chatml_1 is_conv truncate_1 collate_lm_1 collate_lm_2 "
         "collate_lm_3 collate_lm_6 sft_mask_1 sft_mask_2 sft_mask_3 collate_dpo_1 collate_dpo_2 "

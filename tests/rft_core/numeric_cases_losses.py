@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
+from rft_core.entropy_options import adapted_entropy_coefficient
 from rft_core.kernels.token_logprob import token_logprob
-from rft_core.losses import KL_ESTIMATORS
-from rft_core.terms import Correction, Kl
+from rft_core.losses import KL_ESTIMATORS, MAX_LOG_RATIO
+from rft_core.terms import AdaptiveEntropy, Correction, Kl
 from tests.rft_core.padded_rows import aggregated, algorithm, difference, repeat, run, surrogate, tensor, weights
 
 
@@ -304,7 +305,39 @@ def sequence_sum_weight(inputs):
     return {"weight": weights(gaps, "truncate", "sequence_product", inputs.get("mask"), cap=inputs["cap"])[0]}
 
 
+def kl_clamp(inputs):
+    """verl's and OpenRLHF's bound, which the setting kl_value_clamp gives the loss; as clamped estimates."""
+    bound = float(inputs.get("output_clamp", 10))
+    gaps = torch.tensor(
+        inputs["log_ratio"] if "log_ratio" in inputs else [inputs["logprob"] - r for r in inputs["ref"]]
+    )
+    gaps = gaps.double().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    clamped = {name: clamped_kl(gaps, name, bound) for name in ("k1", "k2", "k3")}
+    return clamped | ({"k3_unclamped": clamped_kl(gaps, "k3", None)} if "log_ratio" in inputs else {})
+
+
+def clamped_kl(gaps, name, bound):
+    """Per token, by the loss itself: one row of one token each."""
+    values = []
+    for gap in gaps.tolist():
+        row = algorithm(kl=Kl(1.0, name, value_clamp=bound), surrogate="logprob")
+        values.append(run(row, [[0.0]], [[1.0]], logprobs=[[gap]], reference_logprobs_T=[[0.0]])[0])
+    return values
+
+
+def entropy_ctl(inputs):
+    adaptive, found = AdaptiveEntropy(target=0.2, delta=0.005, largest=1.0), []
+    coefficient = inputs["start"]
+    for entropy in inputs["entropies"]:
+        coefficient = adapted_entropy_coefficient(coefficient, entropy, adaptive)
+        found.append(coefficient)
+    return found
+
+
 MET = {
+    "kl_clamp": kl_clamp,
+    "kl_clamped": kl_clamp,
+    "entropy_ctl": entropy_ctl,
     "masked_mean": lambda i: aggregated("token_mean", [i["x"]], [i["mask"]]),
     "agg_token": lambda i: {"global_": aggregated("token_mean", i["loss"], i["mask"], micro=i["rank_rows"])},
     "agg_seq": lambda i: {"global_": aggregated("sequence_mean", i["loss"], i["mask"], micro=i["rank_rows"])},

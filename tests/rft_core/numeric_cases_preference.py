@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from rft_core.batching import TrainRow
+from rft_core.kernels.token_logprob import token_logprob
+from rft_core.likelihood_weights import log_collision, mean_alignment
 from rft_core.pairing import CHOSEN, REJECTED
 from rft_core.preference import LABEL_LOSSES, PREFERENCE_LOSSES, Side, StepStatistics
 from rft_core.preference_options import Preference
@@ -191,7 +193,16 @@ def dft_1(inputs):
     return run(dft, [[1, 1], [1]], [[1, 1], [1]], logprobs=[[-math.log(2)] * 2, [-math.log(2)]])[0]
 
 
+def wpo(inputs):
+    """Of one completion, without the bound at 1."""
+    logits = torch.tensor(inputs["logits"])
+    tokens = torch.tensor(inputs["tokens"])
+    row = TrainRow("r", "g", np.array([1]), tokens.numpy(), np.ones(len(tokens), bool))
+    current = {row.key: token_logprob(logits, tokens)[0]}
+    return math.exp(mean_alignment([row], current, {row.key: log_collision(logits, 1.0)}))
+
+
 MET = {
     case.__name__: case
-    for case in (dpo_losses, dpo_step0, dpo_fdiv, ld_dpo, kto, kto_cycle, bco, orpo, cpo, reward_model, dft_1)
+    for case in (dpo_losses, dpo_step0, dpo_fdiv, ld_dpo, wpo, kto, kto_cycle, bco, orpo, cpo, reward_model, dft_1)
 }

@@ -184,6 +184,21 @@ ROWS_OF_THE_SPEC = {
         "old",
         {"covariance_low": 1.0, "covariance_high": 5.0, "covariance_share": 2e-4},
     ),
+    "kl_cov": (
+        "group_zscore",
+        "token",
+        "none",
+        "unclipped",
+        "token_mean",
+        "old",
+        {
+            "regularizer": "absolute_log_ratio",
+            "regularizer_coefficient": 1.0,
+            "regularizer_gate": "covariance_top",
+            "covariance_top_share": 2e-4,
+        },
+    ),
+    "on_policy_distillation": ("teacher_gap", "token", "none", "clipped", "token_mean", "old", {"clip_high": 0.2}),
 }
 # Off-policy by their own formula, so nothing corrects them unless the recipe says so.
 UNCORRECTED = {"opmd", "asymre", "topr", "rec", "m2po", "vespo", "dppo_tv", "dppo_kl"}

@@ -11,7 +11,8 @@ from rft_core.checkpoint import export_model, load_checkpoint, save_checkpoint, 
 from rft_core.config import AlgorithmSettings, ModelSettings, RolloutSettings, TrainingSettings
 from rft_core.errors import ModelUnreadable
 from rft_core.policy import Policy
-from rft_core.update import TrainState, update_policy
+from rft_core.train_state import TrainState
+from rft_core.update import update_policy
 from tests.rft_core.update_tables import tables
 from tests.tiny import make_tiny_model
 

@@ -18,6 +18,7 @@ from rft_core.mixed_algorithms import MIXED_ALGORITHMS
 from rft_core.pairing import PAIRINGS
 from rft_core.preference_options import Preference
 from rft_core.resolve import check, resolve_algorithm
+from rft_core.terms import Distillation
 
 # losses, unit, and what differs from beta .1, no smoothing, and the rest off (spec, section 4)
 PREFERENCES = {
@@ -59,17 +60,19 @@ DEFAULTS = {
     "undesirable_weight": 1.0,
     "running_shift": True,
     "centring": 0.0,
+    "likelihood_weights": False,
 }
 IMITATIONS = {
     "sft": ("logprob", ("demonstrations", "trajectories")),
     "dft": ("probability_weighted", ("demonstrations", "trajectories")),
     "process_reward_model": ("logistic", ("stepwise",)),
 }
+DISTILLATIONS = {"jsd": ("demonstrations", "trajectories"), "gkd": ("prompts",)}  # without any other term
 RECORDS = {"pairs": ("preferences",), "labels": ("labelled",)}
 
 
 def test_every_row_is_of_one_kind():
-    kinds = (POLICY_GRADIENT_ALGORITHMS, MIXED_ALGORITHMS, PREFERENCES, IMITATIONS)
+    kinds = (POLICY_GRADIENT_ALGORITHMS, MIXED_ALGORITHMS, PREFERENCES, IMITATIONS, DISTILLATIONS)
     assert set(ALGORITHMS) == set().union(*kinds) and len(ALGORITHMS) == sum(map(len, kinds))
 
 
@@ -84,6 +87,14 @@ def test_preferences_are_those_of_the_spec(name):
     free = name in ("orpo", "cpo", "simpo", "reward_model")
     assert row.needs_reference != free
     assert row.samples == (name == "online_dpo") and not row.needs_old
+
+
+@pytest.mark.parametrize("name", DISTILLATIONS)
+def test_distillations_are_those_of_the_spec(name):
+    row = ALGORITHMS[name]
+    assert (row.records, row.terms, row.preference) == (DISTILLATIONS[name], (), None)
+    assert row.distillation == Distillation(coefficient=1.0, beta=0.5)
+    assert row.needs_all_rows() and not (row.needs_old or row.needs_reference or row.reads_rewards)
 
 
 @pytest.mark.parametrize("name", IMITATIONS)
@@ -241,7 +252,8 @@ def recipe(name: str, record: str | None = None, **sections):
     [(name, record) for name, row in ALGORITHMS.items() if not row.samples for record in row.records],
 )
 def test_a_recipe_of_given_data_needs_no_reward(name, record):
-    assert recipe(name, record).reward.functions == []
+    teacher = {"path": "t"} if ALGORITHMS[name].distillation.needs_teacher else {}
+    assert recipe(name, record, teacher=teacher).reward.functions == []
 
 
 REWARD = {"functions": [{"name": "exact_match"}]}

@@ -143,7 +143,7 @@ BY_HAND = {
         "exp_advantage": 14.7781122,
         "gamma": 1.0040857,
     },
-    "regularizer": {"none": 0.0, "log_likelihood": 1.0, "squared_log_ratio": 0.16},
+    "regularizer": {"none": 0.0, "log_likelihood": 1.0, "squared_log_ratio": 0.16, "absolute_log_ratio": 0.4},
     # losses 1 2 3 | 6 | 4 4 of rows in groups 0 0 1, budget 10. Tokens 6, rows 3, prompts 2, sum 20.
     # sequence means 2, 6, 4; prompt means 12 / 4 = 3 and 4.
     "aggregation": {
@@ -269,6 +269,9 @@ LOSSES_BY_HAND = {
     "s_ppo": -0.1 / 3,
     # Covariances with lp - mean lp = 0 are 0: nobody sits out
     "clip_cov": (-UP - 1.2 + 0.8) / 3,
+    # unclipped; of equal covariances the first token's is held, .1 from its anchor
+    "kl_cov": (-UP - FAR + DOWN + 0.1) / 3,
+    "on_policy_distillation": (-UP - 1.2 + 0.8) / 3,
     # 4 sigmoid(rho - 1): 2.10507, 2.62689; 4 / 1.05 sigmoid(1.05 (rho - 1)): 1.64717
     "sapo": ((-2.1050741 - 2.6268890) / 2 + 1.6471680) / 2,
 }

@@ -13,6 +13,7 @@ import pytest
 from tests.rft_core import (
     numeric_cases_credit,
     numeric_cases_critic,
+    numeric_cases_distillation,
     numeric_cases_gates,
     numeric_cases_losses,
     numeric_cases_preference,
@@ -24,13 +25,18 @@ CASES = {
     for case in map(json.loads, (Path(__file__).parents[1] / "cases" / "numeric_cases.jsonl").read_text().splitlines())
 }
 
-MET = (
-    numeric_cases_critic.MET
-    | numeric_cases_credit.MET
-    | numeric_cases_losses.MET
-    | numeric_cases_gates.MET
-    | numeric_cases_preference.MET
-)
+MET = {
+    name: met
+    for part in (
+        numeric_cases_credit,
+        numeric_cases_critic,
+        numeric_cases_losses,
+        numeric_cases_gates,
+        numeric_cases_preference,
+        numeric_cases_distillation,
+    )
+    for name, met in part.MET.items()
+}
 
 
 def test_every_case_is_met_or_has_a_reason():

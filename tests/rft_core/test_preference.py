@@ -27,7 +27,7 @@ CHANGES = {
     "undesirable_weight": [0.0, 0.4],
     "centring": [0.01],
 }
-OF_THE_STEP = {"tail_weight", "running_shift"}
+OF_THE_STEP = {"tail_weight", "running_shift", "likelihood_weights"}
 STEP = {"kl": 0.7, "shift": -0.3}
 NEEDED = {"exo": {"label_smoothing": 1e-3}}
 

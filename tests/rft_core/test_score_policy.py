@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from rft_core.checkpoint import export_model, load_checkpoint, save_checkpoint, weights_digest
 from rft_core.config import ModelSettings
 from rft_core.score_policy import POLICIES
-from rft_core.update import TrainState
+from rft_core.train_state import TrainState
 from tests.tiny import make_tiny_model
 
 CLASSES = {

@@ -10,7 +10,8 @@ from rft_core.critic import SharedTrunk, start_critic
 from rft_core.critic_settings import CriticSettings
 from rft_core.policy import Policy, load_reference
 from rft_core.resolve import resolve_algorithm
-from rft_core.update import TrainState, update_policy
+from rft_core.train_state import TrainState
+from rft_core.update import update_policy
 from tests.rft_core.update_tables import ROOT, with_returns
 
 SPLITS = ((10_000, False), (64, True), (40, False), (1, True))  # token budget, shared prefix
@@ -33,6 +34,7 @@ class Trainer:
             if resolve_algorithm(self.algorithm).needs_reference
             else None
         )
+        self.teacher = None
         self.rollout = RolloutSettings(max_completion_tokens=12, temperature=0.9)
         self.seen = []
 
@@ -50,6 +52,7 @@ class Trainer:
             before=before,
             reference=self.reference,
             critic=self.critic,
+            teacher=self.teacher,
             seed=7,
             total_steps=0,
             progress=lambda done, total, note: self.seen.append((done, total, note)),

@@ -41,8 +41,10 @@ NEUTRAL = {
     "rft_core.algorithm_settings",
     "rft_core.config",
     "rft_core.data.settings",
+    "rft_core.distillation_settings",
     "rft_core.rewards.settings",
     "rft_core.errors",
+    "rft_core.preference_settings",
     "rft_core.hardware",
     "rft_core.settings",
 }

@@ -22,7 +22,7 @@ from rft_core.rewards.model_rows import Reading
 from rft_core.rewards.model_settings import RewardModelSettings
 from rft_core.rewards.settings import RewardFunction, RewardSettings
 from rft_core.score_policy import ScorePolicy
-from rft_core.update import TrainState
+from rft_core.train_state import TrainState
 from tests.rft_core.rewards.tables import prompts_table, rollouts_table
 from tests.tiny import END_TOKEN_ID, make_tiny_classifier, make_tiny_model
 
