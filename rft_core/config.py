@@ -177,19 +177,19 @@ class Recipe(Settings):
     teacher: TeacherSettings = Field(
         default_factory=TeacherSettings,
         description="The model that algorithms of distillation learn from.",
-        json_schema_extra={"position": 8},
-    )
-    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings, json_schema_extra={"position": 9})
-    retention: RetentionSettings = Field(
-        default_factory=RetentionSettings, json_schema_extra={"position": 10, "execution": True}
-    )
-    execution: ExecutionSettings = Field(
-        default_factory=ExecutionSettings, json_schema_extra={"position": 11, "execution": True}
+        json_schema_extra={"position": 9},
     )
     experts: ExpertSettings | None = Field(
         None,
         description="Demonstrations that mix and chord imitate beside their own completions.",
-        json_schema_extra={"position": 11},
+        json_schema_extra={"position": 10},
+    )
+    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings, json_schema_extra={"position": 11})
+    retention: RetentionSettings = Field(
+        default_factory=RetentionSettings, json_schema_extra={"position": 12, "execution": True}
+    )
+    execution: ExecutionSettings = Field(
+        default_factory=ExecutionSettings, json_schema_extra={"position": 13, "execution": True}
     )
 
     @model_validator(mode="after")

@@ -96,13 +96,26 @@ def compute_advantages(
     table = _table(joined, algorithm, advantage_N if roles is None else roles.sign_N, reasons, roles, weight_N)
     if algorithm.positions == "steps":
         table = with_step_labels(table, rollouts, rewards)
+    reward_of = dict(zip(joined.rollout_ids, final_N.tolist(), strict=True))
+    table = _with_credit_of_tokens(table, inputs, reward_of, token_scores, algorithm, settings, value_lambda)
+    metrics = _metrics(joined, settings, final_N, reasons)
+    return table, metrics | _group_metrics(algorithm, settings, credits, roles, flat_share)
+
+
+def _with_credit_of_tokens(
+    table: pa.Table,
+    inputs: TokenInputs,
+    reward_of: Mapping[str, float],
+    token_scores: pa.Table | None,
+    algorithm: Algorithm,
+    settings: AlgorithmSettings,
+    value_lambda: float | None,
+) -> pa.Table:
     if algorithm.advantage in TOKEN_ADVANTAGES:
-        reward_of = dict(zip(joined.rollout_ids, final_N.tolist(), strict=True))
         table = with_token_credit(table, inputs, reward_of, algorithm, settings, value_lambda)
     if algorithm.distillation.teacher_gap:
         table = with_teacher_gap(table, inputs.masks, token_scores, algorithm.distillation.teacher_gap)
-    metrics = _metrics(joined, settings, final_N, reasons)
-    return table, metrics | _group_metrics(algorithm, settings, credits, roles, flat_share)
+    return table
 
 
 def _estimator(algorithm: Algorithm) -> Callable[[Credits, AlgorithmSettings], np.ndarray]:

@@ -223,6 +223,8 @@ def recipe(name: str, **sections) -> Recipe:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_experts_go_with_those_that_take_them(name):
     data = {"data": {"source": "a.jsonl", "record": ALGORITHMS[name].records[0]}}
+    if ALGORITHMS[name].distillation.needs_teacher:
+        data["teacher"] = {"path": "model"}
     if ALGORITHMS[name].takes_experts:
         assert recipe(name, experts=EXPERTS).experts.per_step == 8
         with pytest.raises(SettingsError, match=f"experts must say where the demonstrations are for algorithm {name}"):
