@@ -116,7 +116,9 @@ def rerun(
         "accept_new_code": accept_new_code,
         "parent": {"run": run, "stage": stage, "at": at, "overrides": overrides or []},
     }
-    known = description["identity"]
+    known = {**description["identity"]}
+    if recipe.experts is None:
+        known.pop("experts", None)
     options["pinned_identity"] = {name: known[name] for name in _pinned_identity(stage, at) if name in known}
     with opened_run(folder, new, recipe, **options) as context:
         pin(context, source, run, stage, at)

@@ -66,7 +66,7 @@ def compute_advantages(
     algorithm = resolve_algorithm(settings)
     settings = algorithm.filled(settings)
     joined = join(rollouts, rewards)
-    inputs = token_inputs(algorithm, _own(algorithm, rollouts), rewards, token_scores)
+    inputs = token_inputs(algorithm, rollouts, rewards, token_scores)
     shaped_N = shaped_rewards(joined, settings, max_completion_tokens) - _summed_kl(joined, algorithm, inputs)
     final_N = np.where(joined.is_expert_N & algorithm.takes_experts, joined.reward_N, shaped_N)
     reasons, is_counted_N = _exclusions(joined, algorithm, settings, current_version)
@@ -122,11 +122,6 @@ def _estimator(algorithm: Algorithm) -> Callable[[Credits, AlgorithmSettings], n
     if callable(algorithm.advantage):
         return algorithm.advantage
     return ADVANTAGES["none"] if algorithm.advantage in TOKEN_ADVANTAGES else ADVANTAGES[algorithm.advantage]
-
-
-def _own(algorithm: Algorithm, rollouts: pa.Table) -> pa.Table:
-    """What the policy wrote; in a mixture without what experts did."""
-    return rollouts.filter(pc.equal(rollouts["origin"], "policy")) if algorithm.takes_experts else rollouts
 
 
 def _summed_kl(joined: Joined, algorithm: Algorithm, inputs: TokenInputs) -> np.ndarray:

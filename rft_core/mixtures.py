@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -77,8 +78,21 @@ def refuse_experts(algorithm: Algorithm, experts: ExpertSettings | None, tempera
             f"experts must say where the demonstrations are for algorithm {algorithm.name}, which trains on them "
             "beside completions that the policy samples: e.g. experts: {source: FILE.jsonl}"
         )
+    if algorithm.needs_critic:
+        raise SettingsError(
+            f"algorithm.advantage must read no critic for algorithm {algorithm.name}, got {algorithm.advantage}: what "
+            "experts wrote has no returns"
+        )
     if temperature != 1.0:
         raise SettingsError(
             f"rollout.temperature must be 1 for algorithm {algorithm.name}: expert completions were sampled by no "
             f"policy of ours, and both losses are of one distribution, got {temperature:g}"
         )
+
+
+def expert_columns(algorithm: Algorithm, step: int, terms: Sequence[str]) -> dict[str, float | int]:
+    """What record updates says of the experts in an optimizer step, whose trained rows are of these terms."""
+    if not algorithm.takes_experts:
+        return {}
+    term = next(term for term in algorithm.terms if term.rows == "expert")
+    return {"expert_coefficient": algorithm.coefficient_of(term, step), "expert_rows": list(terms).count("expert")}

@@ -82,8 +82,7 @@ def value_batch(mini_batch: MiniBatch, batch: MicroBatch, scores: Scores, values
     return ValueBatch(
         values_T=values_T,
         returns_T=flat([np.zeros(length, np.float32) if row.returns is None else row.returns for row, length in sized]),
-        # What experts wrote was rewarded by nobody: there is nothing for a critic to learn.
-        mask_T=flat([row.trained_mask & (row.returns is not None) for row in rows]),
+        mask_T=flat([row.trained_mask for row in rows]),
         weight_T=flat([np.full(length, row.weight, np.float32) for row, length in sized]),
         old_T=None if scores.values is None else torch.cat([scores.values[row.key] for row in rows]),
     )

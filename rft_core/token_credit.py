@@ -208,7 +208,11 @@ class TokenInputs:
 def token_inputs(
     algorithm: Algorithm, rollouts: pa.Table, rewards: pa.Table, token_scores: pa.Table | None
 ) -> TokenInputs:
-    """Raises ContractError when scores or step rewards that the algorithm reads are missing or not aligned."""
+    """In a mixture of what the policy wrote alone. Raises ContractError when scores or step rewards that the algorithm
+    reads are missing or not aligned."""
+    if algorithm.takes_experts:
+        rollouts = rollouts.filter(pc.equal(rollouts["origin"], "policy"))
+        rewards = rewards.filter(pc.is_in(rewards["rollout_id"], value_set=rollouts["rollout_id"].combine_chunks()))
     masks = policy_masks(rollouts)
     gaps = values = None
     after: Scores = {}

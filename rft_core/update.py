@@ -21,7 +21,6 @@ from torch import Tensor
 from data_contracts.refs import PolicyRef
 from data_contracts.schemas import UPDATES
 from rft_core.adaptive import adapt, with_adapted
-from rft_core.batching import TrainRow
 from rft_core.config import AlgorithmSettings, RolloutSettings, TrainingSettings
 from rft_core.critic import SharedTrunk
 from rft_core.critic_settings import CriticSettings
@@ -29,6 +28,7 @@ from rft_core.distillation import score_batch
 from rft_core.errors import TrainingDiverged
 from rft_core.likelihood_weights import log_collisions
 from rft_core.mini_batches import MiniBatch, plan_mini_batches
+from rft_core.mixtures import expert_columns
 from rft_core.objective import finish_metrics, merge_sums, step_kept
 from rft_core.optimizer import learning_rate
 from rft_core.policy import Policy, Scorer
@@ -115,10 +115,8 @@ def update_policy(
     counter = _Counter(progress)
     constants = training, rollout.temperature, version, total_steps, counter.advance, seed, critic, teacher
     update = _Update(row_of_table, *constants)
-    # Rows of experts are off-policy, but of no policy that a loss compares with.
-    is_behind = len(plan) > 1 or any(
-        row.is_off_policy and row.num_trained_tokens and row.term != "expert" for row in rows
-    )
+    is_compared = [row.is_off_policy and row.term != "expert" for row in rows if row.num_trained_tokens]
+    is_behind = len(plan) > 1 or any(is_compared)  # no loss compares what experts wrote with another policy
     passes = _passes_before(state, reference, update, is_behind, (plan[:num_passes], of_critic[:num_passes]))
     counter.total = _num_micro_batches(state, plan, of_critic, passes, update)
     scores = Scores(**{name: _score(*parts, update, name) for name, parts in passes.items()})
@@ -204,7 +202,7 @@ def _optimizer_step(
         "trained_rows": len(trained),
         "trained_tokens": sum(row.num_trained_tokens for row in trained),
         "off_policy_rows": sum(row.is_off_policy for row in trained),
-        **_expert_columns(update, trained),
+        **expert_columns(update.algorithm, update.version, [row.term for row in trained]),
         "forward_rows": len(mini_batch.forward_rows),
         "kl_coefficient": update.algorithm.kl.coefficient if update.algorithm.needs_reference else None,
         "entropy_coefficient": update.algorithm.entropy_coefficient if update.algorithm.adaptive_entropy else None,
@@ -316,17 +314,6 @@ def _accumulate(
         differentiated.backward()
         update.advance("forward and backward")
     return sums, total
-
-
-def _expert_columns(update: _Update, trained: list[TrainRow]) -> dict[str, Any]:
-    algorithm = update.algorithm
-    if not algorithm.takes_experts:
-        return {}
-    term = next(term for term in algorithm.terms if term.rows == "expert")
-    return {
-        "expert_coefficient": algorithm.coefficient_of(term, update.version),
-        "expert_rows": sum(row.term == "expert" for row in trained),
-    }
 
 
 def _reason_to_skip(mini_batch: MiniBatch, loss: float, norm: float) -> str | None:

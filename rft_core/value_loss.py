@@ -42,8 +42,7 @@ def value_loss(term: ValueTerm, batch: ValueBatch, denominators: Denominators) -
         is_clipped_T = clipped_T > error_T
         # A choice and not a maximum, which would share the gradient out between equal errors.
         error_T = torch.where(is_clipped_T, clipped_T, error_T)
-    num_tokens = denominators.tokens - denominators.tokens_of("expert")
-    loss = term.coefficient * (error_T * batch.weight_T).sum() / 2 / max(num_tokens, 1.0)
+    loss = term.coefficient * (error_T * batch.weight_T).sum() / 2 / max(denominators.tokens, 1.0)
     kept_values, kept_returns = values_T.detach()[mask_T], returns_T[mask_T]
     gaps = kept_returns - kept_values
     sums = {

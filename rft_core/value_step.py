@@ -33,7 +33,7 @@ def refuse_without_returns(rows: Sequence[TrainRow], algorithm: Algorithm) -> No
     if algorithm.value is None:
         return
     for row in rows:
-        if row.num_trained_tokens and row.returns is None and row.term != "expert":
+        if row.num_trained_tokens and row.returns is None:
             raise ContractError(
                 f"advantages must hold the returns that a critic is trained on, rollout {row.rollout_id} has none: "
                 "assign credit anew by advantage gae (`rft rerun RUN --from advantages`)"

@@ -217,7 +217,7 @@ def identify(recipe: Recipe, model_folder: Path, pinned: dict[str, str], grader_
             raise SettingsError(f"rollout.script must be a file, found nothing at {script}")
         identity["script"] = digest_of(script.read_text())
     for what, digest in pinned.items():
-        if identity.get(what, digest) != digest:
+        if identity.get(what) != digest:
             kept = "critic.* and the algorithm's advantage" if what == "critic" else "model.* and the seed"
             raise SettingsError(
                 f"the {what} must be that of the run whose tables are taken over ({_short(digest)}), found "

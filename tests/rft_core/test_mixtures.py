@@ -254,6 +254,11 @@ def test_expert_sections_that_make_no_sense_are_refused(sections, message):
         recipe("mix", **sections)
 
 
+def test_experts_have_no_returns_for_a_critic():
+    with pytest.raises(SettingsError, match="must read no critic for algorithm mix, got gae: what experts wrote"):
+        recipe("mix", experts=EXPERTS, algorithm={"name": "mix", "advantage": "gae"})
+
+
 def test_experts_hold_nothing_out_by_themselves():
     assert ExpertSettings(**EXPERTS).heldout_fraction == 0.0
     assert ExpertSettings(**EXPERTS).record == "demonstrations"
