@@ -126,9 +126,9 @@ def test_rows_of_advantage_zero_may_be_left_out_when_nothing_else_reads_them():
         algorithm = ALGORITHMS.get(name) or algorithm_of(EXTRAS[name])
         whole, part = ours(algorithm, rows), ours(algorithm, rows, [needed])
         is_same = bool((whole[1] - part[1]).abs().max() <= 1e-6 * whole[1].abs().max())
-        if name in ("clip_cov", "ppo"):
-            # One needs them for its means, but in this step the same token sits out without them; the other's critic
-            # learns from them.
+        if name in ("clip_cov", "kl_cov", "ppo"):
+            # They need them for their means, but in this step the same token is chosen without them; a critic learns
+            # from them.
             continue
         assert is_same != algorithm.needs_all_rows(), name
 
