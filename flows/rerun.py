@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from prefect import flow
 
-from data_contracts.ledger import Ledger
+from data_contracts.ledger import MAIN, Ledger
 from data_contracts.retention import saved_checkpoints
 from flows.inspect.deleted import refuse_deleted
 from flows.inspect.run import open_run
@@ -22,7 +22,7 @@ from flows.train import opened_run, train_steps
 from rft_core.config import Recipe
 from rft_core.errors import SettingsError
 from rft_core.recipes import difference, with_overrides
-from tasks.context import PHASE, RunContext, run_folder
+from tasks.context import RunContext, run_folder
 from tasks.runs import read_recipe, read_run
 
 Stage = Literal["data", "rollouts", "rewards", "advantages", "update"]
@@ -130,7 +130,7 @@ def rerun_recipe(root: Path, run: str, stage: Stage, overrides: list[str], at: i
         _check_branch(recipe, Ledger(folder), run, at)
         return recipe
     kept = PINNED[stage][-1]
-    available = max((entry.step for entry in Ledger(folder).entries(kept, PHASE)), default=0)
+    available = max((entry.step for entry in Ledger(folder).entries(kept, MAIN)), default=0)
     if available == 0:
         raise SettingsError(f"run {run!r} must have {kept} to re-run from {stage}, found none")
     if recipe.steps != old.steps and recipe.steps > available:
@@ -146,7 +146,7 @@ def rerun_recipe(root: Path, run: str, stage: Stage, overrides: list[str], at: i
 def refuse_deleted_inputs(root: Path, run: str, new: str, recipe: Recipe, stage: Stage, at: int | None) -> None:
     """Raise DeletedTable when what the new run still has to read was deleted."""
     view = open_run(str(root), run)
-    done = max((entry.step for entry in Ledger(run_folder(root, new)).entries("update", PHASE)), default=0)
+    done = max((entry.step for entry in Ledger(run_folder(root, new)).entries("update", MAIN)), default=0)
     for read in READ_FIRST.get(stage, ()):
         refuse_deleted(view, read, range(done + 1, recipe.steps + 1) if at is None else {at} - {done})
     if at is None or done >= at:
@@ -187,7 +187,7 @@ def _pinned_identity(stage: Stage, at: int | None) -> tuple[str, ...]:
 def _check_branch(recipe: Recipe, source: Ledger, run: str, at: int | None) -> None:
     if at is None:
         return
-    updates = len(source.entries("update", PHASE))
+    updates = len(source.entries("update", MAIN))
     if not 1 <= at <= updates + 1:
         raise SettingsError(f"--at must be a step from 1 to {updates + 1} of run {run!r}, got {at}")
     if recipe.steps < at:
@@ -196,7 +196,7 @@ def _check_branch(recipe: Recipe, source: Ledger, run: str, at: int | None) -> N
 
 def pin(context: RunContext, source: Ledger, run: str, stage: Stage, at: int | None) -> None:
     """Take the old run's entries over into the new ledger, by ref."""
-    for entry in source.entries(phase=PHASE):
+    for entry in source.entries(phase=MAIN):
         if entry.step > context.recipe.steps or not _is_pinned(entry.stage, entry.step, stage, at):
             continue
         if context.ledger.get(entry.phase, entry.step, entry.stage, entry.round) is None:

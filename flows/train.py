@@ -24,7 +24,7 @@ from flows.orphans import crash_flow_run
 from flows.root import flow_root
 from rft_core.config import Recipe
 from tasks.advantages import assign_credit
-from tasks.context import PHASE, RunContext
+from tasks.context import RunContext
 from tasks.data import validate_data
 from tasks.evaluation import measure_policy
 from tasks.given import measure_likelihood, read_rewards, render_rollouts
@@ -135,7 +135,8 @@ def score_round(context: RunContext, step: int, round_: Round) -> TableRef:
 
 def scores_for_credit(context: RunContext, step: int, rollouts: list[TableRef]) -> TableRef | None:
     """Values of tokens that the algorithm's credit needs; null where it needs none, or the credit is there already."""
-    if not context.algorithm.credit_scorers or context.ledger.get(PHASE, step, "advantages") is not None:
+    is_there = context.ledger.get(context.phase, step, "advantages") is not None
+    if is_there or not context.algorithm.credit_scorers:
         return None
     scores: TableRef = run_stage(context, score_tokens, Slot(step, "token-scores"), rollouts)
     return scores

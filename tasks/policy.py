@@ -25,7 +25,7 @@ from data_contracts.retention import committing, replay_inputs
 from rft_core.config import AlgorithmSettings, RolloutSettings
 from rft_core.critic_settings import CriticSettings
 from rft_core.errors import ReplayMismatch, SettingsError
-from tasks.context import PHASE, RunContext
+from tasks.context import RunContext
 from tasks.rounds import read_all
 from tasks.semantics import SEMANTICS
 
@@ -120,10 +120,12 @@ class Policies:
 
     def _way_to(self, wanted: PolicyRef) -> tuple[PolicyRef | None, list[Entry]]:
         """Update entries 1..wanted, and the resident policy when it lies on the way."""
-        entries = [entry for entry in self.context.ledger.entries("update", PHASE) if 1 <= entry.step <= wanted.version]
+        context = self.context
+        updates = context.ledger.entries("update", context.phase)
+        entries = [entry for entry in updates if 1 <= entry.step <= wanted.version]
         if len(entries) != wanted.version or (entries and entries[-1].policy != wanted):
-            raise FatalError(f"run {self.context.name} must have updates 1 to {wanted.version}, found {len(entries)}")
-        on_the_way = [self.context.root_policy, *(entry.policy for entry in entries)]
+            raise FatalError(f"run {context.name} must have updates 1 to {wanted.version}, found {len(entries)}")
+        on_the_way = [context.root_policy, *(entry.policy for entry in entries)]
         return (self._resident if self._resident in on_the_way else None), entries
 
     def _restore(self, saved: PolicyRef | None) -> PolicyRef:
