@@ -27,8 +27,6 @@ from data_contracts.refs import PolicyRef, TableRef
 
 LOCK_TRIES, LOCK_RETRY_SECONDS = 5, 0.02
 
-MAIN = "main"  # the phase of a run whose recipe names none
-
 BASELINE = 100  # round of greedy completions; rounds of fresh prompts are numbered from 1, and fewer
 STAGES = (
     "data",

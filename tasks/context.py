@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_contracts.files import LocalFiles, storage_error
-from data_contracts.ledger import MAIN, Ledger
-from data_contracts.refs import PolicyRef, TableRef
+from data_contracts.ledger import Ledger
+from data_contracts.refs import MAIN, PolicyRef, TableRef
 from data_contracts.replies import Replies
 from data_contracts.store import Store
 from rft_core.config import Recipe
@@ -48,7 +48,8 @@ class RunContext:
     built_grader: Grader | None = None
     should_remake: bool = False  # make again what retention deleted of the run's past
     pruned: set[str] = field(default_factory=set)  # policies whose checkpoints are known to be deleted
-    phase: str = MAIN  # recipe, identity and model are those of this phase
+    phase: str = MAIN  # recipe, identity, model and grader are those of this phase
+    next_phase: Callable[[], RunContext] | None = None  # ends this phase and opens the one after it; null for the last
 
     @property
     def folder(self) -> Path:
@@ -170,5 +171,5 @@ def unregister(name: str) -> None:
 
 
 def opened(name: str) -> RunContext:
-    """The run that this process holds open under that name."""
+    """The run that this process holds open under that name, at the phase where it is."""
     return _OPENED[name]

@@ -7,6 +7,7 @@ the bit on the same CPU; elsewhere a difference is noted and the rollouts of tha
 from __future__ import annotations
 
 import errno
+import gc
 import shutil
 import time
 from pathlib import Path
@@ -78,6 +79,11 @@ class Policies:
             resident = self._state.policy if self._state is not None else None
             self._reference = load_reference(self.context.recipe.model, self.context.model_folder, resident)
         return self._reference
+
+    def release(self) -> None:
+        """Let go of all weights: the phase is over."""
+        self._resident = self._state = self._reference = None
+        gc.collect()  # modules and their hooks refer to each other
 
     def begin_update(self) -> None:
         """Mark the resident policy dirty: until `end_update` a retry materialises anew."""

@@ -21,7 +21,7 @@ from tasks.context import RunContext
 
 def prune_checkpoints(context: RunContext) -> list[Path]:
     """Delete this run's checkpoints that no rule and no pin keeps and no other run names; gives their folders."""
-    pins = read_pins(context.folder)
+    pins = read_pins(context.folder, context.phase)
     if pins.is_whole_run:
         return []
     settings = context.recipe.retention
@@ -43,7 +43,7 @@ def prune_checkpoints(context: RunContext) -> list[Path]:
 
 def is_kept_for_good(context: RunContext, step: int) -> bool:
     """Whether a checkpoint of the step would stay however many follow it."""
-    pins, every = read_pins(context.folder), context.recipe.retention.keep_every
+    pins, every = read_pins(context.folder, context.phase), context.recipe.retention.keep_every
     return pins.is_whole_run or step in pins.steps or (every is not None and step % every == 0)
 
 

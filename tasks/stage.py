@@ -24,8 +24,8 @@ from data_contracts.errors import (
     StorageUnavailable,
     TransientError,
 )
-from data_contracts.ledger import MAIN, Entry
-from data_contracts.refs import PolicyRef, TableRef
+from data_contracts.ledger import Entry
+from data_contracts.refs import MAIN, PolicyRef, TableRef
 from data_contracts.retention import committing, is_done
 from data_contracts.validation import check_table, refuse_failed, validate
 from tasks.context import RunContext, opened

@@ -44,6 +44,7 @@ NEUTRAL = {
     "rft_core.rewards.settings",
     "rft_core.errors",
     "rft_core.hardware",
+    "rft_core.phases",
     "rft_core.settings",
 }
 # A file that two stages share imports more than either needs.
