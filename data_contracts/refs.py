@@ -9,6 +9,7 @@ from typing import Any
 from data_contracts.schemas import RECORDS, canonical_json
 
 KEY_LENGTH = 32  # hex digits: 128 bits; collisions are out of reach and paths stay short
+MAIN = "main"  # the phase of a run whose recipe names none
 
 
 @dataclass(frozen=True)

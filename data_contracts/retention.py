@@ -30,7 +30,7 @@ from data_contracts.checkpoints import (
 from data_contracts.errors import ContractError, DamagedTable
 from data_contracts.ledger import Entry, Ledger
 from data_contracts.pins import Pins
-from data_contracts.refs import PolicyRef, TableRef
+from data_contracts.refs import MAIN, PolicyRef, TableRef
 from data_contracts.store import Store
 from data_contracts.tombstones import Tombstone
 
@@ -62,8 +62,9 @@ class Rules(Protocol):
 
 @dataclass(frozen=True)
 class RetainedRun:
-    """What retention has to know of a run. `saved` are its checkpoints that a replay can begin from, by version;
-    `ahead`: its rollouts come from policies so many versions back.
+    """What retention has to know of a phase of a run. `saved` are its checkpoints that a replay can begin from, by
+    version; `ahead`: its rollouts come from policies so many versions back. The rules keep the newest policy of each
+    phase, on which later ones stand.
     """
 
     name: str
@@ -73,10 +74,14 @@ class RetainedRun:
     saved: dict[int, PolicyRef]
     ahead: int = 0
     is_live: bool = False
+    phase: str = MAIN
 
     @property
     def newest(self) -> int:
-        return max((entry.step for entry in self.ledger.entries("update")), default=0)
+        return max((entry.step for entry in self.entries("update")), default=0)
+
+    def entries(self, stage: str | None = None) -> list[Entry]:
+        return self.ledger.entries(stage, self.phase)
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,7 @@ class Item:
     rule: str
     made_by: str
     stays: str | None = None
+    phase: str = MAIN
 
     @property
     def name(self) -> str:
@@ -136,9 +142,9 @@ def kept_by_rule(newest: int, saved: list[int], rules: Rules, pins: Pins, ahead:
     return Kept(checkpoints, steps, replayed)
 
 
-def saved_checkpoints(root: Path, ledger: Ledger) -> dict[int, PolicyRef]:
-    """Version -> policy of the run's complete checkpoints."""
-    policies = [entry.policy for entry in ledger.entries(CHECKPOINT) if entry.policy is not None]
+def saved_checkpoints(root: Path, ledger: Ledger, phase: str = MAIN) -> dict[int, PolicyRef]:
+    """Version -> policy of the phase's complete checkpoints."""
+    policies = [entry.policy for entry in ledger.entries(CHECKPOINT, phase) if entry.policy is not None]
     return {policy.version: policy for policy in policies if is_complete(checkpoint_folder(root, policy))}
 
 
@@ -232,14 +238,14 @@ def _held_by(store: Store, run: RetainedRun, is_pruned: bool, with_tables: bool)
     """What the run wants to stay, and why."""
     if run.is_live or run.pins.is_whole_run or not is_pruned:
         state = "is live" if run.is_live else "is pinned" if run.pins.is_whole_run else "names it"
-        for entry in run.ledger.entries():
+        for entry in run.entries():
             for name in _names_in(entry):
                 yield name, f"run {run.name} {state}"
         return
     kept = kept_by_rule(run.newest, list(run.saved), run.rules, run.pins, run.ahead)
     for version, why in kept.checkpoints.items():
         yield _name_of(run.saved[version]), why
-    for entry in run.ledger.entries() if with_tables else ():
+    for entry in run.entries() if with_tables else ():
         why_kept = _why_kept(run, kept, entry)
         if why_kept:
             for ref in entry.refs.values():
@@ -272,7 +278,7 @@ def replay_inputs(store: Store, update: Entry) -> list[TableRef]:
 
 
 def _checkpoints(root: Path, run: RetainedRun) -> Iterator[Item]:
-    for entry in run.ledger.entries(CHECKPOINT):
+    for entry in run.entries(CHECKPOINT):
         if entry.policy is None:
             continue
         folder = checkpoint_folder(root, entry.policy)
@@ -286,7 +292,7 @@ def _checkpoints(root: Path, run: RetainedRun) -> Iterator[Item]:
 
 
 def _tables(store: Store, run: RetainedRun) -> Iterator[Item]:
-    for entry in run.ledger.entries():
+    for entry in run.entries():
         for ref in entry.refs.values():
             try:
                 tombstone = store.tombstone(ref.record, ref.key)
@@ -302,7 +308,7 @@ def _tables(store: Store, run: RetainedRun) -> Iterator[Item]:
 
 def _item(run: RetainedRun, entry: Entry, what: TableRef | PolicyRef, size: int) -> Item:
     made_by = entry.pinned_from or run.name
-    return Item(what, run.name, entry.stage, entry.step, size, rule_text(run.rules), made_by)
+    return Item(what, run.name, entry.stage, entry.step, size, rule_text(run.rules), made_by, phase=run.phase)
 
 
 def _names_in(entry: Entry) -> Iterator[str]:

@@ -45,6 +45,7 @@ app.command()(rescore)
 app.command()(score)
 
 NewCode = Annotated[bool, typer.Option("--accept-new-code", help="Resume although the code's results changed.")]
+Phase = Annotated[str | None, typer.Option("--phase", help="A phase of the run; the newest without it.")]
 Remake = Annotated[bool, typer.Option("--remake", help="Make again what `rft prune` deleted of the run's past.")]
 Stage = Literal["data", "rollouts", "rewards", "advantages", "update"]
 
@@ -104,6 +105,7 @@ def rerun(
     stage: Annotated[Stage, typer.Option("--from", help="First stage that is done anew.")],
     at: Annotated[int | None, typer.Option("--at", help="Branch from the policy before this step, online.")] = None,
     new: Annotated[str | None, typer.Option("--as", help="Name of the new run; default: RUN-STAGE.")] = None,
+    phase: Phase = None,
     sets: Sets = None,
     root: Root = None,
     accept_new_code: NewCode = False,
@@ -113,13 +115,14 @@ def rerun(
     from flows.launch import launch_rerun
 
     quiet(verbose)
-    launch_rerun(artifact_root(root), run, stage, at, new or f"{run}-{stage}", sets or [], accept_new_code)
+    launch_rerun(artifact_root(root), run, stage, at, new or f"{run}-{stage}", sets or [], accept_new_code, phase)
 
 
 @app.command()
 def evaluate(
     what: Annotated[str, typer.Argument(help="A run, or a model folder.", metavar="RUN|CHECKPOINT")],
     recipe: Annotated[str | None, typer.Option("--recipe", help="Data, rewards and evaluation settings.")] = None,
+    phase: Phase = None,
     sets: Sets = None,
     ema: Ema = False,
     root: Root = None,
@@ -134,7 +137,7 @@ def evaluate(
 
     quiet(verbose)
     folder = artifact_root(root)
-    chosen, name = evaluation_recipe(folder, what, load_recipe(recipe) if recipe else None, sets or [], ema)
+    chosen, name = evaluation_recipe(folder, what, load_recipe(recipe) if recipe else None, sets or [], phase, ema)
     with only_ours_on_stdout() if as_json else nullcontext():
         launch_train(folder, chosen, name, accept_new_code=False, quietly=as_json)
     status = status_of(str(folder), name)
@@ -224,6 +227,7 @@ def show(
     run: str,
     record: Annotated[str, typer.Argument(help="prompts, rollouts, rewards, advantages, updates, ...")],
     step: Annotated[int | None, typer.Option("--step", help="One step only.")] = None,
+    phase: Annotated[str | None, typer.Option("--phase", help="One phase only.")] = None,
     where: Annotated[str | None, typer.Option("--where", help="An SQL condition on the record's columns.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many rows.")] = 20,
     output: Annotated[Literal["table", "jsonl"], typer.Option("--format", help="How to print.")] = "table",
@@ -234,8 +238,8 @@ def show(
     from flows.inspect.show import show as rows_of
 
     folder = str(artifact_root(root))
-    table = rows_of(folder, run, record, step=step, where=where, limit=limit)
-    for sentence in left_out(folder, run, record, step):
+    table = rows_of(folder, run, record, step=step, where=where, limit=limit, phase=phase)
+    for sentence in left_out(folder, run, record, step, phase):
         print(f"rft: {sentence}", file=sys.stderr)
     if output == "table":
         print_rows(table, record, console())
@@ -275,13 +279,15 @@ def export(
     to: Annotated[Path, typer.Option("--to", help="A new or empty folder.")],
     adapter: Annotated[bool, typer.Option("--adapter", help="LoRA: the adapter alone, not merged.")] = False,
     ema: Ema = False,
+    phase: Phase = None,
     root: Root = None,
 ) -> None:
     """The run's policy as a Hugging Face model folder, alone: a critic stays in the checkpoint."""
     from flows.export import export_run, has_critic
 
-    print(export_run(artifact_root(root), run, to, merged=not adapter, ema=ema))
-    if has_critic(artifact_root(root), run):
+    folder = artifact_root(root)
+    print(export_run(folder, run, to, merged=not adapter, phase=phase, ema=ema))
+    if has_critic(folder, run, phase):
         print("the policy alone: the critic stays in the checkpoint", file=sys.stderr)
 
 
@@ -310,12 +316,13 @@ def pin(
     run: str,
     step: Annotated[int | None, typer.Option("--step", help="This step only: its tables and its policy.")] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Take the pin off.")] = False,
+    phase: Phase = None,
     root: Root = None,
 ) -> None:
     """Keep everything of a run, or of one of its steps, from being deleted."""
     from flows.prune import set_pin
 
-    pins = set_pin(artifact_root(root), run, step, remove).names()
+    pins = set_pin(artifact_root(root), run, step, remove, phase).names()
     print(f"{run}: {', '.join(pins) or 'nothing'} pinned")
 
 

@@ -16,6 +16,7 @@ def rescore(
     run: str,
     sets: Sets = None,
     step: Annotated[int | None, typer.Option("--step", help="One step only.")] = None,
+    phase: Annotated[str | None, typer.Option("--phase", help="A phase of the run; the newest without it.")] = None,
     root: Root = None,
     as_json: Json = False,
     verbose: Verbose = False,
@@ -26,7 +27,7 @@ def rescore(
 
     quiet(verbose)
     with only_ours_on_stdout():
-        result = score_again(artifact_root(root), run, sets or [], step, None if as_json else _say)
+        result = score_again(artifact_root(root), run, sets or [], step, None if as_json else _say, phase)
     print_json(result) if as_json else print_rescore(result, console())
 
 

@@ -12,24 +12,30 @@ from flows.root import artifact_root
 from rft_core.config import Recipe
 from rft_core.errors import SettingsError
 from rft_core.model_folder import model_digest
+from rft_core.phases import NAMES_PHASE, phase_recipes, phases_named
 from rft_core.recipes import absolute_overrides, recipe_digest, with_overrides
 from tasks.context import run_folder
-from tasks.runs import read_recipe, read_run
+from tasks.phases import models_of
+from tasks.resuming import read_run
 
 
 def evaluation_recipe(
-    root: Path, what: str, recipe: Recipe | None, overrides: list[str], ema: bool = False
+    root: Path, what: str, recipe: Recipe | None, overrides: list[str], phase: str | None = None, ema: bool = False
 ) -> tuple[Recipe, str]:
-    """The recipe that evaluates a run's last policy, or its moving average, or a model folder, and the name of its run.
+    """The recipe that evaluates a run's last policy, its `phase`'s, a moving average or a model folder, and the name of
+    the new run.
 
-    Data, rewards and evaluation settings come from `recipe`, else from the run.
+    Data, rewards and evaluation settings come from `recipe`, of whose phases the last counts, else from the run.
     """
+    if recipe is not None:
+        recipe = _last_phase(recipe)
     folder = run_folder(root, what)
     if read_run(folder) is not None:
-        from flows.export import export_run
+        from flows.export import export_run, phase_with_checkpoint
 
-        base = recipe or read_recipe(folder)
-        model = export_run(root, what, ema=ema)
+        phase = phase_with_checkpoint(root, what, phase)
+        base = recipe or models_of(root, what).recipe(phase)
+        model = export_run(root, what, phase=phase, ema=ema)
     elif ema:
         raise SettingsError(f"--ema needs a run, which keeps an average of its weights, {what!r} is none")
     elif _is_model_folder(Path(what)):
@@ -49,6 +55,18 @@ def evaluation_recipe(
         }
     )
     return evaluated, _name(what, evaluated, model)
+
+
+def _last_phase(recipe: Recipe) -> Recipe:
+    """Raises SettingsError where what it evaluates with is itself trained by an earlier phase."""
+    name, last = list(phase_recipes(recipe).items())[-1]
+    needed = [f"{path} ({NAMES_PHASE}{phase})" for path, phase in phases_named(last).items() if path != "model.path"]
+    if needed:
+        raise SettingsError(
+            f"phase {name} of the recipe must stand alone to evaluate with it, found {', '.join(needed)}: name a run "
+            "that has trained it, or a model folder in its place"
+        )
+    return last
 
 
 def _is_model_folder(folder: Path) -> bool:

@@ -13,6 +13,7 @@ from flows.orphans import mend_orphans
 from flows.server import prefect_server
 from rft_core.config import Recipe
 from rft_core.model_folder import resolve_model_path
+from rft_core.phases import NAMES_PHASE, phase_recipes
 from rft_core.recipes import absolute_overrides
 from tasks.runs import check_run_name
 
@@ -24,13 +25,15 @@ def launch_train(
 ) -> None:
     """Run or resume the train flow under its name; ends with what was learned."""
     check_run_name(name)  # what is wrong is said before a server is started
-    resolve_model_path(recipe.model.path, root)
+    for path in {own.model.path for own in phase_recipes(recipe).values()}:
+        if not path.startswith(NAMES_PHASE):
+            resolve_model_path(path, root)
     _find_modules_here()
     with prefect_server(root):
         from flows.train import WATCHERS, train
 
         mend_orphans(root)
-        with LiveWatcher(name, recipe.steps, quietly) as watcher:
+        with LiveWatcher(name, steps_of(recipe), quietly) as watcher:
             WATCHERS[name] = watcher
             train(recipe=recipe, run=name, root=str(root), accept_new_code=accept_new_code, remake=remake)
     if not quietly:
@@ -38,10 +41,17 @@ def launch_train(
 
 
 def launch_rerun(
-    root: Path, run: str, stage: Stage, at: int | None, new: str, overrides: list[str], accept_new_code: bool
+    root: Path,
+    run: str,
+    stage: Stage,
+    at: int | None,
+    new: str,
+    overrides: list[str],
+    accept_new_code: bool,
+    phase: str | None = None,
 ) -> None:
     """Run or resume the rerun flow; ends with what was learned."""
-    open_run(str(root), run)  # what is wrong is said before a server is started
+    open_run(str(root), run).of_phase(phase)  # what is wrong is said before a server is started
     check_run_name(new)
     overrides = absolute_overrides(overrides, Path.cwd())
     _find_modules_here()
@@ -50,8 +60,8 @@ def launch_rerun(
         from flows.train import WATCHERS
 
         mend_orphans(root)
-        recipe = rerun_recipe(root, run, stage, overrides, at)
-        with LiveWatcher(new, recipe.steps) as watcher:
+        recipe = rerun_recipe(root, run, stage, overrides, at, phase)
+        with LiveWatcher(new, steps_of(recipe)) as watcher:
             WATCHERS[new] = watcher
             rerun(
                 run=run,
@@ -61,8 +71,14 @@ def launch_rerun(
                 at=at,
                 root=str(root),
                 accept_new_code=accept_new_code,
+                phase=phase,
             )
     print_learned(root, new)
+
+
+def steps_of(recipe: Recipe) -> dict[str, int]:
+    """By phase."""
+    return {name: own.steps for name, own in phase_recipes(recipe).items()}
 
 
 def _find_modules_here() -> None:

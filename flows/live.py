@@ -10,9 +10,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from data_contracts.ledger import BASELINE, EXPERTS
+from data_contracts.refs import MAIN
 
-# What a stage is called: its step, and its round where that is not the first.
-SLOT = re.compile(r"(?P<name>[a-z-]+)-(?P<step>[0-9]{5,})(-(?P<round>[0-9]+))?")
+# What a stage is called: its phase where there are several, its step, and its round where that is not the first.
+SLOT = re.compile(r"((?P<phase>[a-z][a-z0-9_-]*)/)?(?P<name>[a-z-]+)-(?P<step>[0-9]{5,})(-(?P<round>[0-9]+))?")
 Summary = dict[str, str | int | float]
 
 # Which numbers of each stage's summary make it into the line of a step.
@@ -27,10 +28,12 @@ STEP_LINE = {
 class LiveWatcher:
     """Bars for the run and its current stage; above them a line per finished step and evaluation."""
 
-    def __init__(self, run: str, steps: int, quietly: bool = False) -> None:
+    def __init__(self, run: str, steps: dict[str, int], quietly: bool = False) -> None:
+        """`steps` are those of each phase."""
         self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True, quiet=quietly)
         self.steps = steps
-        self._lines: dict[int, list[str]] = {}  # by step: with rollout.ahead those of later ones come early
+        # By phase and step: with rollout.ahead those of later ones come early.
+        self._lines: dict[tuple[str, int], list[str]] = {}
         self._step_began = time.monotonic()
         self._progress = Progress(
             TextColumn("{task.description:<28}"),
@@ -42,7 +45,7 @@ class LiveWatcher:
             disable=not self.console.is_terminal,
             transient=True,
         )
-        self._run_bar = self._progress.add_task(f"run {run}", total=steps, note="")
+        self._run_bar = self._progress.add_task(f"run {run}", total=sum(steps.values()), note="")
         self._stage_bar: TaskID | None = None
 
     def __enter__(self) -> LiveWatcher:
@@ -66,28 +69,33 @@ class LiveWatcher:
         if slot is None:  # no stage of a step
             return
         name, step, round_ = slot["name"], int(slot["step"]), int(slot["round"] or 0)
+        phase = slot["phase"] or MAIN
+        prefix = "" if phase == MAIN else f"{phase}  "
         if name == "data":
-            self.console.print(("experts  " if round_ == EXPERTS else "data  ") + _words(summary, tuple(summary)))
+            title = "experts  " if round_ == EXPERTS else "data  "
+            self.console.print(prefix + title + _words(summary, tuple(summary)))
         elif name == "evaluation":
-            self.console.print(f"evaluation after step {step}  " + _words(summary, tuple(summary)))
+            self.console.print(f"{prefix}evaluation after step {step}  " + _words(summary, tuple(summary)))
             self._step_began = time.monotonic()
         elif name in STEP_LINE:
             if words := _words(summary, STEP_LINE[name]):
                 of_round = {0: words, BASELINE: f"greedy {words}", EXPERTS: f"expert {words}"}
                 words = of_round.get(round_, f"round {round_} {words}")
-                self._lines.setdefault(step, []).append(words)
+                self._lines.setdefault((phase, step), []).append(words)
             if name == "update":
-                self._end_step(step, "reused" in summary)
+                self._end_step(phase, step, prefix, "reused" in summary)
 
     def noted(self, line: str) -> None:
         self.console.print(line)
 
-    def _end_step(self, step: int, reused: bool) -> None:
+    def _end_step(self, phase: str, step: int, prefix: str, reused: bool) -> None:
         seconds = time.monotonic() - self._step_began
         ending = "reused" if reused else f"{seconds:.1f} s"
-        self.console.print(f"step {step}/{self.steps}  " + "  ".join(self._lines.pop(step, [])) + f"  {ending}")
+        words = "  ".join(self._lines.pop((phase, step), []))
+        self.console.print(f"{prefix}step {step}/{self.steps[phase]}  {words}  {ending}")
         self._step_began = time.monotonic()
-        self._progress.update(self._run_bar, completed=step)
+        before = sum(list(self.steps.values())[: list(self.steps).index(phase)])
+        self._progress.update(self._run_bar, completed=before + step)
 
     def _drop_stage_bar(self) -> None:
         if self._stage_bar is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from data_contracts.checkpoints import checkpoint_damage, checkpoint_folder
 from data_contracts.errors import RunBusy
 from data_contracts.ledger import Ledger, held_still, is_held
 from data_contracts.pins import Pins, pin, read_pins, unpin
-from data_contracts.refs import PolicyRef, TableRef
+from data_contracts.refs import MAIN, PolicyRef, TableRef
 from data_contracts.retention import Item, RetainedRun, delete, held, plan, saved_checkpoints
 from data_contracts.store import Store
 from flows.inspect.deleted import spans
@@ -52,27 +52,30 @@ def prune(
             views = _all_runs(root, known).values()
             default = RetentionSettings()  # whose run is not pruned keeps everything
             runs = [_retained(v, rules.get(v.name, default), saved.get(v.name, {}), v.name in live) for v in views]
-            return held(store, runs, set(chosen), with_tables)
+            return held(store, list(chain(*runs)), set(chosen), with_tables)
 
         stays = held_now()
         pruned = [_retained(view, rules[name], saved[name], name in live) for name, view in chosen.items()]
-        items = plan(root, store, pruned, stays, with_tables)
+        items = plan(root, store, list(chain(*pruned)), stays, with_tables)
         gone = [] if is_dry else delete(root, store, items, held_now, lambda item: _facts(known[item.run], item))
     return _summary(items, gone, is_dry)
 
 
-def set_pin(root: Path, run: str, step: int | None, is_removed: bool) -> Pins:
-    """Pin a run, or one of its steps, or take that pin off; gives the run's pins. Raises SettingsError."""
-    view = open_run(str(root), run)
+def set_pin(root: Path, run: str, step: int | None, is_removed: bool, phase: str | None = None) -> Pins:
+    """Pin a run, or a step of its phase or of the newest, or take that pin off; gives the pins of run and phase. Raises
+    SettingsError.
+    """
+    view = open_run(str(root), run).of_phase(phase)
+    at = view.phase or MAIN
     if is_removed:
-        if not unpin(view.folder, step):
-            has = ", ".join(read_pins(view.folder).names()) or "no pin"
+        if not unpin(view.folder, step, at):
+            has = ", ".join(view.pins().names()) or "no pin"
             raise SettingsError(f"run {run} must be pinned {f'at step {step}' if step else 'whole'}, it has {has}")
     else:
         if step is not None and not 1 <= step <= view.last_step:
             raise SettingsError(f"--step must be a step from 1 to {view.last_step} of run {run}, got {step}")
-        pin(view.folder, step)
-    return read_pins(view.folder)
+        pin(view.folder, step, at)
+    return view.pins()
 
 
 def print_prune(result: dict[str, Any], console: Console) -> None:
@@ -103,17 +106,33 @@ def _all_runs(root: Path, known: dict[str, RunView]) -> dict[str, RunView]:
     return known
 
 
-def _saved(root: Path, view: RunView, is_dry: bool) -> dict[int, PolicyRef]:
-    """Checkpoints that may be relied on: before anything is deleted, their bytes are read."""
-    saved = saved_checkpoints(root, view.ledger)
+def _saved(root: Path, view: RunView, is_dry: bool) -> dict[str, dict[int, PolicyRef]]:
+    """Checkpoints of each phase that may be relied on: before anything is deleted, their bytes are read."""
+    saved = {phase: saved_checkpoints(root, view.ledger, phase) for phase in _phases(view)}
     if is_dry:
         return saved
-    return {version: ref for version, ref in saved.items() if not checkpoint_damage(checkpoint_folder(root, ref))}
+    return {
+        phase: {version: ref for version, ref in refs.items() if not checkpoint_damage(checkpoint_folder(root, ref))}
+        for phase, refs in saved.items()
+    }
 
 
-def _retained(view: RunView, rules: RetentionSettings, saved: dict[int, PolicyRef], is_live: bool) -> RetainedRun:
-    ahead = int((view.recipe.get("rollout") or {}).get("ahead", 0))
-    return RetainedRun(view.name, view.ledger, rules, read_pins(view.folder), saved, ahead, is_live)
+def _phases(view: RunView) -> list[str]:
+    """As the ledger has them: a run whose recipe is gone keeps what it names."""
+    return sorted({entry.phase for entry in view.ledger.entries()}) or [MAIN]
+
+
+def _retained(
+    view: RunView, rules: RetentionSettings, saved: dict[str, dict[int, PolicyRef]], is_live: bool
+) -> list[RetainedRun]:
+    """One for each phase."""
+    retained = []
+    for phase in _phases(view):
+        recipe = replace(view, phase=phase).recipe
+        ahead = int((recipe.get("rollout") or {}).get("ahead", 0))
+        pins = read_pins(view.folder, phase)
+        retained.append(RetainedRun(view.name, view.ledger, rules, pins, saved.get(phase, {}), ahead, is_live, phase))
+    return retained
 
 
 def _rules(view: RunView, overrides: dict[str, int]) -> RetentionSettings:
@@ -141,7 +160,7 @@ def _facts(view: RunView, item: Item) -> dict[str, Any]:
     ref = item.what
     if not isinstance(ref, TableRef) or view.store.tombstone(ref.record, ref.key):
         return {}
-    facts: dict[str, Any] = {"metrics": metrics_in(view, ref)}
+    facts: dict[str, Any] = {"metrics": metrics_in(replace(view, phase=item.phase), ref)}
     if ref.record == "rollouts":
         facts["policies"] = policies_in(view.store, ref)
     if ref.record in COUNTED:
@@ -164,6 +183,7 @@ def _summary(items: list[Item], gone: list[Item], is_dry: bool) -> dict[str, Any
             {
                 "run": item.run,
                 "what": item.stage,
+                "phase": item.phase,
                 "step": item.step,
                 "ref": item.name,
                 "bytes": item.num_bytes,
@@ -179,7 +199,8 @@ def _summary(items: list[Item], gone: list[Item], is_dry: bool) -> dict[str, Any
 def _grouped(items: list[dict[str, Any]]) -> list[tuple[tuple[str, str, str], list[dict[str, Any]]]]:
     def place(item: dict[str, Any]) -> tuple[bool, str, str, str]:
         reason = f"goes by {item['rule']}" if item["goes"] else f"stays: {item['stays_because']}"
-        return (not item["goes"], item["run"], item["what"], reason)
+        what = item["what"] if item["phase"] == MAIN else f"{item['phase']}/{item['what']}"
+        return (not item["goes"], item["run"], what, reason)
 
     groups = groupby(sorted(items, key=lambda item: (*place(item), item["step"])), key=place)
     return [((reason, run, what), list(group)) for (_, run, what, reason), group in groups]

@@ -7,23 +7,26 @@ before that step and goes on online.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from prefect import flow
 
-from data_contracts.ledger import EXPERTS, Ledger
+from data_contracts.ledger import EXPERTS, Entry, Ledger
+from data_contracts.refs import MAIN
 from data_contracts.retention import saved_checkpoints
 from flows.inspect.deleted import refuse_deleted
-from flows.inspect.run import open_run
+from flows.inspect.run import RunView, open_run
 from flows.root import flow_root
-from flows.train import opened_run, train_steps
+from flows.train import opened_run, train_phases
 from rft_core.config import Recipe
 from rft_core.errors import SettingsError
+from rft_core.phases import SECTIONS, phase_recipes, with_recipes
 from rft_core.recipes import difference, with_overrides
-from tasks.context import PHASE, RunContext, run_folder
-from tasks.runs import read_recipe, read_run
+from tasks.context import RunContext, run_folder
+from tasks.resuming import identities_of, read_recipe, read_run
 
 Stage = Literal["data", "rollouts", "rewards", "advantages", "update"]
 
@@ -103,42 +106,87 @@ def rerun(
     at: int | None = None,
     root: str | None = None,
     accept_new_code: bool = False,
+    phase: str | None = None,
 ) -> dict[str, Any]:
-    """Start the run `new` from the tables of `run`; calling it again resumes `new`."""
+    """Start the run `new` from the tables of `run`; calling it again resumes `new`. Of a run with phases, stage, step
+    and overrides are those of `phase`, or of the newest that began.
+    """
     if new == run:
         raise SettingsError(f"a rerun needs a name of its own, got that of the run it stands on: {run!r}")
     folder = flow_root(root)
     source = Ledger(run_folder(folder, run))
-    recipe = rerun_recipe(folder, run, stage, overrides or [], at)
-    refuse_deleted_inputs(folder, run, new, recipe, stage, at)
-    description = read_run(run_folder(folder, run)) or {}
+    recipe = rerun_recipe(folder, run, stage, overrides or [], at, phase)
+    view = open_run(str(folder), run).of_phase(phase)
+    first = view.phase or MAIN
+    own, identities = phase_recipes(recipe)[first], identities_of(read_run(run_folder(folder, run)))
+    known = {name: digest for name, digest in identities[first].items() if name != "experts" or own.experts is not None}
+    refuse_deleted_inputs(view, Ledger(run_folder(folder, new)), own, stage, at)
     options: dict[str, Any] = {
         "accept_new_code": accept_new_code,
-        "parent": {"run": run, "stage": stage, "at": at, "overrides": overrides or []},
+        "parent": {"run": run, "phase": first, "stage": stage, "at": at, "overrides": overrides or []},
+        "pinned_identity": {name: known[name] for name in _pinned_identity(stage, at) if name in known},
+        "taken": {name: identities[name] for name in earlier_phases(recipe, first)},
+        "past": source,
     }
-    known = {**description["identity"]}
-    if recipe.experts is None:
-        known.pop("experts", None)
-    options["pinned_identity"] = {name: known[name] for name in _pinned_identity(stage, at) if name in known}
     with opened_run(folder, new, recipe, **options) as context:
-        pin(context, source, run, stage, at)
-        return train_steps(context)
+        take_over(context, source, run, list(options["taken"]))
+        pin(context, source, run, first, own, stage, at)
+        return train_phases(context)
 
 
-def rerun_recipe(root: Path, run: str, stage: Stage, overrides: list[str], at: int | None) -> Recipe:
+def rerun_recipe(
+    root: Path, run: str, stage: Stage, overrides: list[str], at: int | None, phase: str | None = None
+) -> Recipe:
     """The old run's recipe with overrides. An offline rerun neither generates nor, unless asked for, evaluates."""
     folder = run_folder(root, run)
     if read_run(folder) is None:
         known = sorted(path.parent.name for path in (root / "runs").glob("*/run.json"))
         raise SettingsError(f"no run {run!r} under {root}; there are: {', '.join(known) or 'none'}")
-    old = read_recipe(folder)
-    recipe = with_overrides(old, overrides)
-    _refuse_without_effect(old, recipe, run, stage, at)
+    whole, view = read_recipe(folder), open_run(str(root), run).of_phase(phase)
+    first = view.phase or MAIN
+    changed = with_overrides(whole, of_phase(whole, first, overrides))
+    before, after = phase_recipes(whole), phase_recipes(changed)
+    _refuse_taken(whole, changed, first)
+    _refuse_without_effect(before[first], after[first], run, stage, at)
+    own = after[first]
     if stage not in OFFLINE or at is not None:
-        _check_branch(recipe, Ledger(folder), run, at)
-        return recipe
-    kept = PINNED[stage][-1]
-    available = max((entry.step for entry in Ledger(folder).entries(kept, PHASE)), default=0)
+        _check_branch(own, view, at)
+        return changed
+    return with_recipes(changed, {**after, first: _offline(view, before[first], own, stage, overrides)})
+
+
+def of_phase(recipe: Recipe, phase: str, overrides: list[str]) -> list[str]:
+    """Overrides that say what of a phase they mean, in the whole recipe; those of what phases share stay.
+
+    `training.epochs=2` for the second phase becomes `phases.1.training.epochs=2`.
+    """
+    if not recipe.phases:
+        return overrides
+    index = [settings.name for settings in recipe.phases].index(phase)
+    own = ("steps", *SECTIONS)
+    return [f"phases.{index}.{text}" if re.split("[.=]", text)[0].strip() in own else text for text in overrides]
+
+
+def earlier_phases(recipe: Recipe, phase: str) -> list[str]:
+    names = list(phase_recipes(recipe))
+    return names[: names.index(phase)]
+
+
+def _refuse_taken(old: Recipe, new: Recipe, phase: str) -> None:
+    """Phases before the one that is run again are taken over as they are."""
+    num_taken = len(earlier_phases(old, phase))
+    for change in difference(old, new):
+        is_taken = change.path.startswith("phases.") and int(change.path.split(".")[1]) < num_taken
+        if is_taken or (num_taken and change.path == "seed"):
+            raise SettingsError(
+                f"{change.path} has no effect: what lies before phase {phase} is taken over; --phase names the first "
+                "phase that is run again"
+            )
+
+
+def _offline(view: RunView, old: Recipe, recipe: Recipe, stage: Stage, overrides: list[str]) -> Recipe:
+    run, kept = view.name, PINNED[stage][-1]
+    available = max((entry.step for entry in view.entries(kept)), default=0)
     if available == 0:
         raise SettingsError(f"run {run!r} must have {kept} to re-run from {stage}, found none")
     if recipe.steps != old.steps and recipe.steps > available:
@@ -151,15 +199,15 @@ def rerun_recipe(root: Path, run: str, stage: Stage, overrides: list[str], at: i
     return recipe.model_copy(update=changes)
 
 
-def refuse_deleted_inputs(root: Path, run: str, new: str, recipe: Recipe, stage: Stage, at: int | None) -> None:
-    """Raise DeletedTable when what the new run still has to read was deleted."""
-    view = open_run(str(root), run)
-    done = max((entry.step for entry in Ledger(run_folder(root, new)).entries("update", PHASE)), default=0)
+def refuse_deleted_inputs(view: RunView, new: Ledger, recipe: Recipe, stage: Stage, at: int | None) -> None:
+    """Raise DeletedTable when what the new run still has to read of the old one's phase was deleted."""
+    phase = view.phase or MAIN
+    done = max((entry.step for entry in new.entries("update", phase)), default=0)
     for read in READ_FIRST.get(stage, ()):
         refuse_deleted(view, read, range(done + 1, recipe.steps + 1) if at is None else {at} - {done})
     if at is None or done >= at:
         return
-    saved = saved_checkpoints(root, view.ledger)
+    saved = saved_checkpoints(Path(view.root), view.ledger, phase)
     for version in range(max(0, at - 1 - recipe.rollout.ahead), at):
         start = max((other for other in saved if other <= version), default=0)
         for read in READ_FIRST["update"]:
@@ -195,25 +243,34 @@ def _pinned_identity(stage: Stage, at: int | None) -> tuple[str, ...]:
     return (*of_data, "policy", "critic") if at is not None and at > 1 else of_data
 
 
-def _check_branch(recipe: Recipe, source: Ledger, run: str, at: int | None) -> None:
+def _check_branch(recipe: Recipe, view: RunView, at: int | None) -> None:
     if at is None:
         return
-    updates = len(source.entries("update", PHASE))
+    updates = view.last_step
     if not 1 <= at <= updates + 1:
-        raise SettingsError(f"--at must be a step from 1 to {updates + 1} of run {run!r}, got {at}")
+        raise SettingsError(f"--at must be a step from 1 to {updates + 1} of run {view.name!r}, got {at}")
     if recipe.steps < at:
         raise SettingsError(f"steps ({recipe.steps}) must be at least --at ({at}): --set steps={at} or more")
 
 
-def pin(context: RunContext, source: Ledger, run: str, stage: Stage, at: int | None) -> None:
-    """Take the old run's entries over into the new ledger, by ref."""
-    for entry in source.entries(phase=PHASE):
-        if entry.step > context.recipe.steps or not _is_pinned(entry.stage, entry.step, stage, at):
-            continue
-        if entry.round == EXPERTS and context.recipe.experts is None:
-            continue
-        if context.ledger.get(entry.phase, entry.step, entry.stage, entry.round) is None:
-            context.ledger.commit(replace(entry, pinned_from=entry.pinned_from or run, reused=True))
+def take_over(context: RunContext, source: Ledger, run: str, phases: list[str]) -> None:
+    """Whole phases of the old run, by ref."""
+    for phase in phases:
+        for entry in source.entries(phase=phase):
+            _pin(context, entry, run)
+
+
+def pin(context: RunContext, source: Ledger, run: str, phase: str, own: Recipe, stage: Stage, at: int | None) -> None:
+    """Take the old run's entries of a phase over into the new ledger, by ref; `own` is the phase's new recipe."""
+    for entry in source.entries(phase=phase):
+        is_read = entry.round != EXPERTS or own.experts is not None
+        if is_read and entry.step <= own.steps and _is_pinned(entry.stage, entry.step, stage, at):
+            _pin(context, entry, run)
+
+
+def _pin(context: RunContext, entry: Entry, run: str) -> None:
+    if context.ledger.get(entry.phase, entry.step, entry.stage, entry.round) is None:
+        context.ledger.commit(replace(entry, pinned_from=entry.pinned_from or run, reused=True))
 
 
 def _is_pinned(stage: str, step: int, first: Stage, at: int | None) -> bool:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from data_contracts.files import LocalFiles
 from data_contracts.ledger import EXPERTS
-from data_contracts.refs import TableRef
+from data_contracts.refs import MAIN, TableRef
 from flows.inspect.run import RunView, open_run
 from flows.inspect.terminal import print_columns
 from rft_core.config import Recipe
@@ -24,8 +24,8 @@ from rft_core.recipes import absolute_overrides, difference, with_overrides
 from rft_core.rewards import Grader, build_grader
 from rft_core.rewards.compare import Comparison
 from rft_core.rewards.scoring_models import resolve_scoring_models
+from tasks.phases import models_of
 from tasks.provenance import versions
-from tasks.runs import read_recipe
 from tasks.scoring import rewards_key, said_of_unknown, score_blocks
 
 KEPT_COLUMNS = ["rollout_id", "reward", "components", "component_status"]
@@ -38,13 +38,14 @@ def rescore(
     overrides: list[str],
     step: int | None = None,
     progress: Callable[[int, int, str], None] | None = None,
+    phase: str | None = None,
 ) -> dict[str, Any]:
-    """Score the run's train rollouts with its recipe's rewards as changed by `overrides`.
+    """Score the train rollouts of the run's phase, or of its newest, with its rewards as changed by `overrides`.
 
     Raises SettingsError for overrides of anything else, DeletedTable for rollouts that retention deleted.
     """
-    view = open_run(str(root), run)
-    recipe = read_recipe(view.folder)
+    view = open_run(str(root), run).of_phase(phase)
+    recipe = models_of(root, run).recipe(view.phase or MAIN)
     changed = with_overrides(recipe, absolute_overrides(overrides, Path.cwd()))
     for change in difference(recipe, changed):
         if not change.path.startswith("reward"):
@@ -73,6 +74,7 @@ def rescore(
             progress(done + 1, len(stored), f"step {at}")
     result = {
         "run": run,
+        "phase": view.phase,
         "settings": [change.sentence for change in difference(recipe, changed)],
         "grader": grader.digest,
         "functions": comparison.functions(),

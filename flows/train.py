@@ -1,4 +1,5 @@
-"""The train flow: validate -> for each step: prompts -> rollouts -> rewards -> advantages -> update -> evaluate."""
+"""The train flow: for each phase: validate -> for each step: prompts -> rollouts -> rewards -> advantages -> update ->
+evaluate."""
 
 from __future__ import annotations
 
@@ -19,15 +20,16 @@ from prefect.states import Completed
 
 from data_contracts.errors import RunBusy
 from data_contracts.ledger import BASELINE, EXPERTS
-from data_contracts.refs import PolicyRef, TableRef
+from data_contracts.refs import MAIN, PolicyRef, TableRef
 from flows.orphans import crash_flow_run
 from flows.root import flow_root
 from rft_core.config import Recipe
 from tasks.advantages import assign_credit
-from tasks.context import PHASE, RunContext
+from tasks.context import RunContext, opened
 from tasks.data import validate_data
 from tasks.evaluation import measure_policy
 from tasks.given import measure_likelihood, read_rewards, render_rollouts
+from tasks.phases import is_evaluated
 from tasks.progress import Watcher
 from tasks.prompts import choose_prompts, history_of
 from tasks.rewards import probe_rewards, score_rollouts
@@ -61,22 +63,33 @@ def train(
     try:
         options = {"accept_new_code": accept_new_code, "remake": remake}
         with opened_run(flow_root(root), name, recipe, **options) as context:
-            return train_steps(context)
+            return train_phases(context)
     except RunBusy as busy:
         if if_busy == "fail":
             raise
         return Completed(name="Skipped", message=str(busy))
 
 
-def train_steps(context: RunContext) -> dict[str, Any]:
-    """All steps of an opened run; what is committed already is reused."""
+def train_phases(context: RunContext) -> dict[str, Any]:
+    """The phase at which a run was opened, and those after it. Each lets go of its policy before the next loads its
+    own; finished ones before it are left alone."""
+    train_steps(context)
+    while context.next_phase is not None:
+        context = context.next_phase()
+        context.watcher.noted(f"phase {context.phase} begins")
+        train_steps(context)
+    return publish(context)
+
+
+def train_steps(context: RunContext) -> None:
+    """All steps of a phase; what is committed already is reused."""
     recipe = context.recipe
     dataset: TableRef = run_stage(context, validate_data, Slot(0, "data"))
     if context.algorithm.samples:
         probe_rewards(context, dataset)
     experts = validate_experts(context, dataset)
-    progress = _StepProgress(context.name)
-    if is_evaluated(context, 0):
+    progress = _StepProgress(context)
+    if is_evaluated(recipe, context.algorithm, 0):
         evaluate_policy(context, dataset, 0)
     rounds: dict[int, list[Round]] = {}
     for step in range(1, recipe.steps + 1):
@@ -93,10 +106,9 @@ def train_steps(context: RunContext) -> dict[str, Any]:
         credit = rollouts, rewards, scores, weighed
         advantages: TableRef = run_stage(context, assign_credit, Slot(step, "advantages"), *credit)
         run_stage(context, update_policy, Slot(step, "update"), trained, advantages)
-        if is_evaluated(context, step):
+        if is_evaluated(recipe, context.algorithm, step):
             evaluate_policy(context, dataset, step)
         progress.advance(step, recipe.steps)
-    return publish(context)
 
 
 def validate_experts(context: RunContext, dataset: TableRef) -> TableRef | None:
@@ -150,7 +162,7 @@ def score_round(context: RunContext, step: int, round_: Round) -> TableRef:
 
 def scores_for_credit(context: RunContext, step: int, rollouts: list[TableRef]) -> list[TableRef]:
     """Values of tokens that the algorithm's credit needs; none where it needs none, or the credit is there already."""
-    if context.ledger.get(PHASE, step, "advantages") is not None:
+    if context.ledger.get(context.phase, step, "advantages") is not None:
         return []
     return [
         run_stage(context, score_tokens, Slot(step, "token-scores", number), rollouts, scorers)
@@ -170,14 +182,6 @@ def fill_up(context: RunContext, dataset: TableRef, step: int, rounds: list[Roun
         made = generate_round(context, step, number, fresh)
         scored.append(replace(made, rewards=score_round(context, step, made)))
     return scored
-
-
-def is_evaluated(context: RunContext, step: int) -> bool:
-    """At the start, every k steps and at the end; never in a run that may not generate."""
-    every = context.recipe.evaluation.every
-    if every == 0 or (context.algorithm.samples and context.recipe.rollout.engine == "none"):
-        return False
-    return step % every == 0 or step == context.recipe.steps
 
 
 def evaluate_policy(context: RunContext, dataset: TableRef, step: int) -> TableRef:
@@ -200,11 +204,12 @@ def evaluate_policy(context: RunContext, dataset: TableRef, step: int) -> TableR
 
 
 def publish(context: RunContext) -> dict[str, Any]:
-    """The run's result: small values that say where everything is."""
+    """The result of the last phase, which is the run's: small values that say where everything is."""
     steps = context.recipe.steps
     policy = context.policy(steps)
     result = {
         "run": context.name,
+        **({} if context.phase == MAIN else {"phase": context.phase}),
         "steps": steps,
         "policy_id": policy.policy_id,
         "folder": str(context.folder),
@@ -234,14 +239,16 @@ def opened_run(root: Path, run: str, recipe: Recipe, **options: Any) -> Iterator
     else:
         context.write_state("completed")
     finally:
-        close_run(context)
+        close_run(opened(context.name))
 
 
 class _StepProgress:
     """A progress bar in the UI, one artifact updated in place."""
 
-    def __init__(self, run: str) -> None:
-        made = create_progress_artifact(0.0, key=artifact_key(run, "progress"), description=run)
+    def __init__(self, context: RunContext) -> None:
+        key = artifact_key(context.name, "progress", context.phase)
+        of_phase = "" if context.phase == MAIN else f", {context.phase}"
+        made = create_progress_artifact(0.0, key=key, description=context.name + of_phase)
         self._artifact = cast(UUID, made)  # a coroutine only where it is awaited
 
     def advance(self, step: int, steps: int) -> None:

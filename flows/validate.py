@@ -22,6 +22,7 @@ from rft_core.data.row_pipeline import RowSettings
 from rft_core.data.settings import DataSettings, RecordName
 from rft_core.errors import ContractError, ModelUnreadable, RowsRejected, SettingsError
 from rft_core.model_folder import resolve_model_path
+from rft_core.phases import phase_recipes, without_phases
 from rft_core.recipes import data_with_overrides, load_recipe
 from tasks.sources import blocks_of, dataset_record
 
@@ -100,18 +101,21 @@ def validate_data(settings: RowSettings, quarantine: Path | None = None) -> dict
 def validation_settings(
     root: Path, path: str, record: RecordName, recipe: str | None, sets: list[str], without_tokenizer: bool
 ) -> RowSettings:
-    """The recipe's data settings with this source and record; without a recipe the defaults.
+    """The recipe's data settings with this source and record; without a recipe the defaults. Of a recipe with phases
+    the first that reads such records counts.
 
     A model that is not there is an error when the recipe names it, and no tokenizer otherwise.
     """
     base = load_recipe(recipe or DEFAULT_RECIPE, sets if recipe else [])
+    phases = list(phase_recipes(base).values())
+    own = next((own for own in phases if own.data.record == record), phases[0])
     changes: dict[str, Any] = {"source": _absolute(path), "mixture": [], "heldout_source": None, "record": record}
     if not recipe:
         data = _with_sets(DataSettings(**changes), sets)
         reward = None
     else:
-        data = DataSettings(**{**base.data.model_dump(), **changes})
-        reward = base.reward
+        data = DataSettings(**{**own.data.model_dump(), **changes})
+        reward = without_phases(own).reward
     folder = None
     if not without_tokenizer:
         try:

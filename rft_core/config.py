@@ -7,7 +7,7 @@ of data are in data/settings.py, those of rewards in rewards/settings.py, those 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,7 @@ from rft_core.data.settings import DataSettings, ExpertSettings
 from rft_core.distillation_settings import TeacherSettings
 from rft_core.errors import SettingsError
 from rft_core.mixtures import refuse_experts
+from rft_core.phases import PhaseSettings, check_phases, filled_from_phases, phase_recipes
 from rft_core.rewards.settings import RewardSettings
 from rft_core.settings import NOT_BLANK, Settings, execution
 
@@ -160,7 +161,11 @@ class Recipe(Settings):
     """A whole run. `rft config show` prints it with all defaults."""
 
     seed: int = Field(0, ge=0, description="Seed of everything random in the run.", json_schema_extra={"position": 0})
-    steps: int = Field(ge=0, description="Passes rollouts -> update.", json_schema_extra={"position": 1})
+    steps: int = Field(
+        ge=0,
+        description="Passes rollouts -> update. With phases: left out, since it is their sum.",
+        json_schema_extra={"position": 1},
+    )
     model: ModelSettings = Field(description="The model to train.", json_schema_extra={"position": 2})
     data: DataSettings = Field(description="Where prompts come from.", json_schema_extra={"position": 3})
     rollout: RolloutSettings = Field(default_factory=RolloutSettings, json_schema_extra={"position": 4})
@@ -191,9 +196,22 @@ class Recipe(Settings):
     execution: ExecutionSettings = Field(
         default_factory=ExecutionSettings, json_schema_extra={"position": 13, "execution": True}
     )
+    phases: list[PhaseSettings] = Field(
+        default_factory=list,
+        description="One after the other, each with its own steps; the sections above are what they share.",
+        json_schema_extra={"position": 14},
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled(cls, values: Any) -> Any:
+        return filled_from_phases(values)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
+        if self.phases:  # what they share need not be a recipe
+            check_phases(self)
+            return self
         components = [function.component for function in self.reward.functions]
         wanted = self.evaluation.correct_component
         if wanted is not None and wanted not in components:
@@ -320,6 +338,15 @@ class Recipe(Settings):
             raise ValueError(
                 f"data.order {self.data.order} needs reward.functions, which say what a prompt's pass rate is"
             )
+
+    def content(self) -> dict[str, Any]:
+        """Of a recipe with phases: what each of them is. What they share has no meaning of its own."""
+        if self.phases:
+            parts = phase_recipes(self)
+            return {"seed": self.seed, "phases": [{"name": name, **own.content()} for name, own in parts.items()]}
+        content = super().content()
+        del content["phases"]
+        return content
 
     @property
     def component_weights(self) -> dict[str, float]:

@@ -7,6 +7,7 @@ import hashlib
 from pathlib import Path
 
 from rft_core.errors import ModelUnreadable, SettingsError
+from rft_core.phases import NAMES_PHASE
 
 FETCHED = "models"  # below the artifact root: where `rft fetch-model` puts them
 # Content of a model folder: everything that from_pretrained and the tokenizer read.
@@ -19,6 +20,8 @@ def resolve_model_path(name: str, root: Path, setting: str = "model.path") -> Pa
 
     A folder of that name in the working directory is none of them: a flow may run anywhere.
     """
+    if name.startswith(NAMES_PHASE):
+        raise SettingsError(f"{setting} must not name a phase where the recipe has none, got {name}")
     given = Path(name).expanduser()
     if given.is_absolute() and given.is_dir():
         return given.resolve()

@@ -15,6 +15,7 @@ from typing import Any
 from rft_core.algorithm_settings import CUSTOM
 from rft_core.config import Recipe
 from rft_core.errors import SettingsError
+from rft_core.phases import NAMES_PHASE
 from rft_core.setting_errors import pattern_of
 
 # A source of another kind than a file: `reasoning_gym:chain_sum`, `s3://bucket/rows.jsonl`.
@@ -39,7 +40,7 @@ def with_absolute_paths(value: Any, folder: Path, path: str = "") -> Any:
         return {name: with_absolute_paths(inner, folder, _below(path, name)) for name, inner in value.items()}
     if isinstance(value, list):
         return [with_absolute_paths(inner, folder, _below(path, index)) for index, inner in enumerate(value)]
-    setting = PATH_SETTINGS.get(pattern_of(path))
+    setting = _setting_at(path)
     file = setting.file(value, folder) if setting is not None and isinstance(value, str) else None
     if file is None or not file.strip():  # a blank text is no path to the folder; validation refuses it
         return value
@@ -48,8 +49,8 @@ def with_absolute_paths(value: Any, folder: Path, path: str = "") -> Any:
 
 def refuse_relative_paths(recipe: Recipe) -> None:
     """Raise SettingsError for a path whose meaning depends on where the process happens to run."""
-    for path, text in _texts(recipe.model_dump(mode="json"), ""):
-        setting = PATH_SETTINGS.get(pattern_of(path))
+    for path, text in texts(recipe.model_dump(mode="json")):
+        setting = _setting_at(path)
         file = setting.file(text, None) if setting is not None else None
         if setting is not None and file and not Path(file).is_absolute():
             raise SettingsError(
@@ -58,13 +59,24 @@ def refuse_relative_paths(recipe: Recipe) -> None:
             )
 
 
-def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
+def is_model_path(path: str) -> bool:
+    """Whether a setting says which model: a folder, a fetched name or a hub id, or, in a phase, an earlier phase."""
+    setting = _setting_at(path)
+    return setting is not None and setting.file is _model_folder
+
+
+def _setting_at(path: str) -> _PathSetting | None:
+    """A phase has the settings of a recipe."""
+    return PATH_SETTINGS.get(pattern_of(path).removeprefix("phases.*."))
+
+
+def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """(dotted path, text) of every text below."""
     if isinstance(value, str):
         yield path, value
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, inner in items:
-        yield from _texts(inner, _below(path, name))
+        yield from texts(inner, _below(path, name))
 
 
 def _below(path: str, name: object) -> str:
@@ -80,7 +92,9 @@ def _source_file(text: str, _folder: Path | None) -> str | None:
 
 
 def _model_folder(text: str, folder: Path | None) -> str | None:
-    """A folder beside the recipe, or written as a path; a bare name or `owner/name` is none."""
+    """A folder beside the recipe, or written as a path; a bare name, `owner/name` or `phase:NAME` is none."""
+    if text.startswith(NAMES_PHASE):
+        return None
     is_path = text.startswith(("./", "../", "~", "/")) or text in (".", "..")
     is_path = is_path or text.endswith("/") or text.count("/") > 1
     return text if is_path or (folder is not None and (folder / text).is_dir()) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib.resources
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from rft_core.config import Recipe
 from rft_core.data.settings import DataSettings
 from rft_core.errors import SettingsError
+from rft_core.phases import SECTIONS, phase_recipes, with_recipes
 from rft_core.recipe_paths import with_absolute_paths
 from rft_core.setting_errors import describe, is_text_field, sentence, setting_at
 from rft_core.settings import Settings
@@ -26,6 +27,7 @@ from rft_core.yaml_text import parse_yaml
 
 SHIPPED_IN = "deployments"  # the package that carries recipes/*.yaml
 ABSENT = "(absent)"  # stands in a Change for the side where a list has no such item
+ABSENT_PHASE = (ABSENT, None)
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,10 @@ def load_recipe(name_or_path: str | Path, overrides: list[str] | None = None) ->
 
 def with_overrides(recipe: Recipe, overrides: list[str]) -> Recipe:
     """The recipe with overrides applied; paths in them stay as they are. Raises SettingsError."""
-    return _validated(_overridden(recipe.model_dump(mode="json"), overrides), "recipe", overrides)
+    values = recipe.model_dump(mode="json")
+    if recipe.phases:
+        del values["steps"]  # their sum, which an override may change
+    return _validated(_overridden(values, overrides), "recipe", overrides)
 
 
 def data_with_overrides(data: DataSettings, overrides: list[str]) -> DataSettings:
@@ -123,7 +128,8 @@ def shipped_recipes() -> dict[str, Path]:
 
 def resolved_yaml(recipe: Recipe) -> str:
     """All settings, defaults too, in the order of their definition; loading this text gives the same recipe."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+    written_out = with_recipes(recipe, phase_recipes(recipe))
+    return yaml.safe_dump(written_out.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
 
 
 def recipe_digest(recipe: Recipe) -> str:
@@ -140,8 +146,29 @@ def json_schema() -> dict[str, Any]:
 
 
 def difference(old: Recipe, new: Recipe) -> list[Change]:
-    """What changed from old to new, in the order of the settings. Empty for equal recipes."""
-    return _changes(old, new, "", True)
+    """What changed from old to new, in the order of the settings. Empty for equal recipes. Of recipes with phases, what
+    changed in each phase.
+    """
+    if not old.phases and not new.phases:
+        return _changes(old, new, "", True)
+    changes = _of_sections(old, new, ("seed", "retention", "execution"), "")
+    before, after = list(phase_recipes(old).items()), list(phase_recipes(new).items())
+    for index in range(max(len(before), len(after))):
+        (old_name, was), (name, is_now) = (
+            items[index] if index < len(items) else ABSENT_PHASE for items in (before, after)
+        )
+        path = f"phases.{index}"
+        if old_name != name or was is None or is_now is None:
+            changes.append(Change(f"{path}.name", old_name, name, True))
+        else:
+            changes += _of_sections(was, is_now, ("steps", *SECTIONS), f"{path}.")
+    return changes
+
+
+def _of_sections(old: Recipe, new: Recipe, names: tuple[str, ...], prefix: str) -> list[Change]:
+    changes = _changes(old, new, "", True)
+    chosen = [change for change in changes if change.path.split(".")[0] in names]
+    return [replace(change, path=prefix + change.path) for change in chosen]
 
 
 def _changes(old: Any, new: Any, path: str, is_content: bool) -> list[Change]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rft_core.config import Recipe
+from rft_core.phases import PHASE_NAME, SECTIONS
 from rft_core.rewards.settings import COMPONENT, PLACE, TAG
 from rft_core.settings import NOT_BLANK, Settings
 
@@ -38,6 +39,9 @@ def fields_of(model: type[Settings] = Recipe) -> dict[str, Setting]:
     """
     found: dict[str, Setting] = {}
     _collect(model, "", found)
+    if model is Recipe:  # a phase holds any settings of these sections
+        for section in SECTIONS:
+            _collect(_without_none(Recipe.model_fields[section].annotation)[0], f"phases.*.{section}.", found)
     return found
 
 
@@ -78,6 +82,12 @@ def setting_at(path: str) -> Setting:
 def is_text_field(path: str) -> bool:
     setting = fields_of().get(pattern_of(path))
     return setting is not None and setting.annotation is str
+
+
+def is_section(path: str) -> bool:
+    """Whether a setting is a group of settings."""
+    setting = fields_of().get(pattern_of(path))
+    return setting is not None and _is_model(setting.annotation)
 
 
 def pattern_of(path: str) -> str:
@@ -186,4 +196,5 @@ MUST_MATCH = {  # others are shown as they are
     COMPONENT: "a text without slashes that is not blank",
     TAG: "a name of letters, digits, _ and -",
     PLACE: "tag.NAME or json.FIELD",
+    PHASE_NAME: "a name of at most 32 lower-case letters, digits, - and _ that begins with a letter",
 }

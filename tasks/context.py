@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_contracts.files import LocalFiles, storage_error
 from data_contracts.ledger import EXPERTS, Ledger
-from data_contracts.refs import PolicyRef, TableRef
+from data_contracts.refs import MAIN, PolicyRef, TableRef
 from data_contracts.replies import Replies
 from data_contracts.store import Store
 from rft_core.config import Recipe
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from rft_core.terms import Algorithm
     from tasks.beside import BesideGeneration
     from tasks.policy import Policies
-
-PHASE = "main"
 
 
 @dataclass
@@ -51,10 +49,17 @@ class RunContext:
     built_grader: Grader | None = None
     should_remake: bool = False  # make again what retention deleted of the run's past
     pruned: set[str] = field(default_factory=set)  # policies whose checkpoints are known to be deleted
+    phase: str = MAIN  # recipe, identity, model and grader are those of this phase
+    next_phase: Callable[[], RunContext] | None = None  # ends this phase and opens the one after it; null for the last
 
     @property
     def folder(self) -> Path:
         return run_folder(self.root, self.name)
+
+    @property
+    def prefix(self) -> str:
+        """Stands before the names of steps and before ids of rollouts: two phases have the same steps."""
+        return "" if self.phase == MAIN else f"{self.phase}/"
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -104,9 +109,9 @@ class RunContext:
         """The policy after so many updates, from the ledger."""
         if version == 0:
             return self.root_policy
-        entry = self.ledger.get(PHASE, version, "update")
+        entry = self.ledger.get(self.phase, version, "update")
         if entry is None or entry.policy is None:
-            raise KeyError(f"run {self.name} has no update {version} yet")
+            raise KeyError(f"run {self.name} has no update {version} of phase {self.phase} yet")
         return entry.policy
 
     def engine(self, policy: PolicyRef) -> Engine:
@@ -174,5 +179,5 @@ def unregister(name: str) -> None:
 
 
 def opened(name: str) -> RunContext:
-    """The run that this process holds open under that name."""
+    """The run that this process holds open under that name, at the phase where it is."""
     return _OPENED[name]

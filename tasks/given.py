@@ -58,7 +58,7 @@ def _plan(context: RunContext, slot: Slot) -> RolloutPlan:
     policy = PolicyRef(GIVEN, 0)
     if slot.stage == "rollouts":
         return training_plan(context, slot, policy)
-    return replace(evaluation_plan(context, slot, policy), step=0, id_prefix="eval-given")
+    return replace(evaluation_plan(context, slot, policy), step=0, id_prefix=f"{context.prefix}eval-given")
 
 
 def _render(

@@ -7,6 +7,7 @@ the bit on the same CPU; elsewhere a difference is noted and the rollouts of tha
 from __future__ import annotations
 
 import errno
+import gc
 import shutil
 import time
 from pathlib import Path
@@ -25,7 +26,7 @@ from data_contracts.retention import committing, replay_inputs
 from rft_core.config import AlgorithmSettings, RolloutSettings
 from rft_core.critic_settings import CriticSettings
 from rft_core.errors import ReplayMismatch, SettingsError
-from tasks.context import PHASE, RunContext
+from tasks.context import RunContext
 from tasks.rounds import read_all
 from tasks.semantics import SEMANTICS
 from tasks.teacher import load_teacher, teacher_identity
@@ -81,6 +82,11 @@ class Policies:
             self._reference = load_reference(self.context.recipe.model, self.context.model_folder, resident)
         return self._reference
 
+    def release(self) -> None:
+        """Let go of all weights: the phase is over."""
+        self._resident = self._state = self._reference = None
+        gc.collect()  # modules and their hooks refer to each other
+
     def begin_update(self) -> None:
         """Mark the resident policy dirty: until `end_update` a retry materialises anew."""
         self._resident = None
@@ -122,10 +128,12 @@ class Policies:
 
     def _way_to(self, wanted: PolicyRef) -> tuple[PolicyRef | None, list[Entry]]:
         """Update entries 1..wanted, and the resident policy when it lies on the way."""
-        entries = [entry for entry in self.context.ledger.entries("update", PHASE) if 1 <= entry.step <= wanted.version]
+        context = self.context
+        updates = context.ledger.entries("update", context.phase)
+        entries = [entry for entry in updates if 1 <= entry.step <= wanted.version]
         if len(entries) != wanted.version or (entries and entries[-1].policy != wanted):
-            raise FatalError(f"run {self.context.name} must have updates 1 to {wanted.version}, found {len(entries)}")
-        on_the_way = [self.context.root_policy, *(entry.policy for entry in entries)]
+            raise FatalError(f"run {context.name} must have updates 1 to {wanted.version}, found {len(entries)}")
+        on_the_way = [context.root_policy, *(entry.policy for entry in entries)]
         return (self._resident if self._resident in on_the_way else None), entries
 
     def _restore(self, saved: PolicyRef | None) -> PolicyRef:

@@ -20,7 +20,7 @@ from rft_core.data.prompt_order import USES_STATS, Measured, light_columns, sele
 from rft_core.data.prompt_stats import update_stats
 from rft_core.data.settings import DataSettings, ExpertSettings
 from rft_core.seeds import derive, permutation
-from tasks.context import PHASE, RunContext, opened
+from tasks.context import RunContext, opened
 from tasks.progress import Summary
 from tasks.semantics import SEMANTICS
 from tasks.sources import dataset_record
@@ -78,16 +78,16 @@ def history_of(context: RunContext, step: int) -> History | None:
         return None
 
     def table(number: int, stage: str, round_: int) -> TableRef:
-        entry = context.ledger.get(PHASE, number, stage, round_)
+        entry = context.ledger.get(context.phase, number, stage, round_)
         assert entry is not None, f"the flow makes {stage} of step {number} before it asks for prompts of step {step}"
         return only(entry.refs, stage)
 
     def rounds(number: int) -> list[int]:
         """The rounds of prompts that a step took; those of experts measure nothing."""
-        entries = context.ledger.entries("prompts", PHASE)
+        entries = context.ledger.entries("prompts", context.phase)
         return [entry.round for entry in entries if entry.step == number and entry.round != EXPERTS]
 
-    before = context.ledger.get(PHASE, step - 1, "prompts")
+    before = context.ledger.get(context.phase, step - 1, "prompts")
     covered = before.notes.get(STATS_THROUGH, 0) if before is not None else 0
     # A branch may have raised `ahead`: what its statistics hold already they keep.
     through = max(covered, step - 1 - recipe.rollout.ahead)

@@ -21,7 +21,7 @@ from tasks.context import RunContext
 
 def prune_checkpoints(context: RunContext) -> list[Path]:
     """Delete this run's checkpoints that no rule and no pin keeps and no other run names; gives their folders."""
-    pins = read_pins(context.folder)
+    pins = read_pins(context.folder, context.phase)
     if pins.is_whole_run:
         return []
     settings = context.recipe.retention
@@ -29,7 +29,7 @@ def prune_checkpoints(context: RunContext) -> list[Path]:
     with deleting(context.root):
         present = _present(context)
         saved = [version for version, (_, is_whole) in present.items() if is_whole]
-        newest = max(entry.step for entry in context.ledger.entries("update"))
+        newest = max(entry.step for entry in context.ledger.entries("update", context.phase))
         kept = kept_by_rule(newest, saved, settings, pins, context.recipe.rollout.ahead)
         for version, (entry, is_whole) in present.items():
             if version in kept.checkpoints or (is_whole and _is_named_elsewhere(context, entry)):
@@ -43,7 +43,7 @@ def prune_checkpoints(context: RunContext) -> list[Path]:
 
 def is_kept_for_good(context: RunContext, step: int) -> bool:
     """Whether a checkpoint of the step would stay however many follow it."""
-    pins, every = read_pins(context.folder), context.recipe.retention.keep_every
+    pins, every = read_pins(context.folder, context.phase), context.recipe.retention.keep_every
     return pins.is_whole_run or step in pins.steps or (every is not None and step % every == 0)
 
 
@@ -52,7 +52,7 @@ def _present(context: RunContext) -> dict[int, tuple[Entry, bool]]:
     deleted is not looked at again.
     """
     found = {}
-    for entry in context.ledger.entries("checkpoint"):
+    for entry in context.ledger.entries("checkpoint", context.phase):
         if entry.policy is None or entry.policy.policy_id in context.pruned:
             continue
         folder = checkpoint_folder(context.root, entry.policy)

@@ -56,11 +56,13 @@ def probe_rewards(context: RunContext, dataset: TableRef) -> None:
 
     Raises RewardFunctionError, or ContractError when they cannot read so many answers that scoring would fail.
     """
-    if any(not entry.pinned_from for entry in context.ledger.entries("rewards")):
+    if any(not entry.pinned_from for entry in context.ledger.entries("rewards", context.phase)):
         return  # they have scored rollouts of this run already
     if context.grader.has_conditions:
         _check_conditions(context, dataset)
-    if context.grader.has_conditions or any(entry.pinned_from for entry in context.ledger.entries("data")):
+    if context.grader.has_conditions or any(
+        entry.pinned_from for entry in context.ledger.entries("data", context.phase)
+    ):
         _check_answers(context, dataset)  # the data stage did not ask these functions
     context.grader.probe(context.store.take(dataset, np.arange(min(2, dataset.rows))))
 

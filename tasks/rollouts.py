@@ -71,7 +71,8 @@ def training_plan(context: RunContext, slot: Slot, policy: PolicyRef) -> Rollout
         sampling=greedy if is_baseline else sampling,
         run_seed=context.recipe.seed,
         policy=policy,
-        id_prefix=f"step-{slot.step:05d}" + {BASELINE: "-greedy", EXPERTS: "-expert"}.get(slot.round, ""),
+        id_prefix=f"{context.prefix}step-{slot.step:05d}"
+        + {BASELINE: "-greedy", EXPERTS: "-expert"}.get(slot.round, ""),
     )
 
 
@@ -93,7 +94,7 @@ def evaluation_plan(context: RunContext, slot: Slot, policy: PolicyRef) -> Rollo
         sampling=sampling,
         run_seed=recipe.seed,
         policy=policy,
-        id_prefix=f"eval-{slot.step:05d}-{slot.round}",
+        id_prefix=f"{context.prefix}eval-{slot.step:05d}-{slot.round}",
     )
 
 

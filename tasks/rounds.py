@@ -8,7 +8,7 @@ from data_contracts.ledger import BASELINE
 from data_contracts.refs import TableRef
 from rft_core.data.settings import ExpertSettings
 from rft_core.resampling import groups_with_signal
-from tasks.context import PHASE, RunContext
+from tasks.context import RunContext
 
 
 def read_all(context: RunContext, refs: list[TableRef], columns: list[str] | None = None) -> pa.Table:
@@ -33,8 +33,8 @@ def wants_another(context: RunContext, step: int, rewards: list[TableRef]) -> bo
     """
     algorithm = context.recipe.algorithm
     number = len(rewards)
-    is_there = context.ledger.get(PHASE, step, "rollouts", number) is not None
-    if context.ledger.get(PHASE, step, "advantages") is not None:
+    is_there = context.ledger.get(context.phase, step, "rollouts", number) is not None
+    if context.ledger.get(context.phase, step, "advantages") is not None:
         return is_there and number < BASELINE
     if number > algorithm.max_resample_rounds or not (is_there or context.recipe.rollout.engine != "none"):
         return False  # an offline run makes none

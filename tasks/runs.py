@@ -6,11 +6,11 @@ import datetime
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from data_contracts.errors import DamagedTable
-from data_contracts.files import LocalFiles, read_json
+from data_contracts.files import LocalFiles
 from data_contracts.ledger import Lease, Ledger
 from data_contracts.refs import digest_of
 from data_contracts.replies import Replies
@@ -21,45 +21,25 @@ from rft_core.errors import ContentChanged, SettingsError
 from rft_core.hardware import default_threads, resolve_device, resolve_dtype, use_threads
 from rft_core.mixtures import refuse_experts
 from rft_core.model_folder import model_digest, resolve_model_path
+from rft_core.phases import NAMES_PHASE, phase_recipes, phases_named, with_recipes
 from rft_core.recipe_paths import refuse_relative_paths
-from rft_core.recipes import Change, difference, recipe_of, resolved_yaml
+from rft_core.recipes import difference, resolved_yaml
+from rft_core.resolve import check, resolve_algorithm
 from rft_core.rewards.scoring_models import resolve_scoring_models
-from rft_core.yaml_text import parse_yaml
 from tasks.context import RunContext, register, run_folder, unregister
+from tasks.phases import PhaseModels, phase_at
 from tasks.progress import LogWatcher, Watcher
 from tasks.provenance import fingerprint, versions
+from tasks.resuming import identities_of, read_recipe, read_run, refuse_changed_content, short
 from tasks.semantics import SEMANTICS
 from tasks.sources import dataset_digest
 from tasks.teacher import teacher_digest, with_teacher_folder
 
+if TYPE_CHECKING:
+    from rft_core.rewards import Grader
+
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
-# The earliest stage whose work a change invalidates: what `rft rerun --from` should name.
-STAGE_OF_SETTING = {
-    "seed": "data",
-    "model": "data",
-    "data": "data",
-    "experts": "data",
-    "rollout": "rollouts",
-    "reward": "rewards",
-    "algorithm": "advantages",
-    "critic": "advantages",
-    "teacher": "advantages",
-    "training": "update",
-    "evaluation": "update",
-    "steps": "update",
-}
-STAGE_OF_IDENTITY = {
-    "source": "data",
-    "experts": "data",
-    "tokenizer": "data",
-    "model": "data",
-    "script": "rollouts",
-    "grader": "rewards",
-    "algorithm": "advantages",
-    "critic": "advantages",
-    "teacher": "advantages",
-}
 # Settings that a recipe may leave to the machine: chosen once, at the start of a run.
 CHOICES = (
     ("model", "device"),
@@ -68,7 +48,31 @@ CHOICES = (
     ("training", "checkpoint_every"),
     ("execution", "threads"),
 )
-STAGE_ORDER = ("data", "rollouts", "rewards", "advantages", "update")
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run about to be opened: what its phases share. `taken` holds the identities of phases that a rerun takes over
+    whole, `pinned` what must be as in the run whose tables it takes over.
+    """
+
+    root: Path
+    name: str
+    recipe: Recipe  # resolved, with all phases
+    models: PhaseModels
+    watcher: Watcher
+    should_remake: bool
+    pinned: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """A phase that can begin or go on: its recipe has the folders of all models."""
+
+    name: str
+    recipe: Recipe
+    grader: Grader
+    identity: dict[str, str]
 
 
 def open_run(
@@ -80,55 +84,111 @@ def open_run(
     remake: bool = False,
     parent: dict[str, Any] | None = None,
     pinned_identity: dict[str, str] | None = None,
+    taken: dict[str, dict[str, str]] | None = None,
+    past: Ledger | None = None,
     on_orphan: Callable[[dict[str, Any]], object] | None = None,
     watcher: Watcher | None = None,
 ) -> RunContext:
-    """Start a run or resume it where it stopped.
+    """Start a run or resume it where it stopped, at the first phase that is not finished.
 
     `remake` makes again what retention deleted of the run's past.
     `pinned_identity` is what must be as in the run whose tables are taken over; its source is not read again.
+    `taken` are the identities of phases that are taken over whole, from the run with the ledger `past`.
 
     Raises RunBusy when another process writes it, ContentChanged when recipe, data, model, grader or code differ from
     what it began with, SettingsError for a relative path.
     """
-    from rft_core.rewards import build_grader
-
     check_run_name(name)
     watcher = watcher or LogWatcher()
     refuse_relative_paths(recipe)
-    model_folder = resolve_model_path(recipe.model.path, root)
-    folder = run_folder(root, name)
-    began_with = read_recipe(folder) if read_run(folder) is not None else None
-    recipe = resolved(with_teacher_folder(recipe, root), model_folder, began_with)
-    reward = resolve_scoring_models(recipe.reward, root, began_with.reward if began_with else None)
-    recipe = recipe.model_copy(update={"reward": reward, "critic": _resolved_critic(recipe.critic, root)})
+    folder, taken = run_folder(root, name), taken or {}
+    present = read_run(folder)
+    recipe = resolved(recipe, root, read_recipe(folder) if present is not None else None)
+    recipes = phase_recipes(recipe)
     use_threads(recipe.execution.threads)
-    grader = build_grader(recipe.reward, replies=Replies(str(root)))
+    models = PhaseModels(root, name, recipes, Ledger(folder), {**taken, **identities_of(present)}, past, watcher)
+    run = _Run(root, name, recipe, models, watcher, remake, pinned_identity or {})
+    at = phase_at(models.ledger, recipes, taken)
+    if remake:
+        at = next(phase for phase in recipes if phase not in taken)
     lease = None
+    phase = _prepared(run, at, run.pinned)
     try:
-        identity = identify(recipe, model_folder, pinned_identity or {}, grader.digest)
+        _check_later(run, at)
         lease = Lease.acquire(folder, on_orphan)
-        _accept(folder, name, recipe, identity, accept_new_code, parent, watcher)
-        context = RunContext(
-            root=root,
-            name=name,
-            recipe=recipe,
-            store=Store(str(root)),
-            ledger=Ledger(folder, lease),
-            identity=identity,
-            model_folder=model_folder,
-            provenance={"versions": versions(), "fingerprint": fingerprint(recipe)},
-            watcher=watcher,
-            should_remake=remake,
-            built_grader=grader,
-        )
+        _accept(folder, name, recipe, phase, taken, accept_new_code, parent, watcher)
+        models.ledger.lease = lease
+        models.ledger.refresh()
+        return _opened(run, phase)
     except BaseException:
-        grader.close()
+        phase.grader.close()
         if lease is not None:
             lease.release()
         raise
+
+
+def _prepared(run: _Run, phase: str, pinned: dict[str, str]) -> _Phase:
+    from rft_core.rewards import build_grader
+
+    recipe = run.models.recipe(phase)
+    grader = build_grader(recipe.reward, replies=Replies(str(run.root)))
+    try:
+        return _Phase(phase, recipe, grader, identify(recipe, pinned, grader.digest, run.models.origins(phase)))
+    except BaseException:
+        grader.close()
+        raise
+
+
+def _opened(run: _Run, phase: _Phase) -> RunContext:
+    context = RunContext(
+        root=run.root,
+        name=run.name,
+        recipe=phase.recipe,
+        store=Store(str(run.root)),
+        ledger=run.models.ledger,
+        identity=phase.identity,
+        model_folder=Path(phase.recipe.model.path),
+        provenance={"versions": versions(), "fingerprint": fingerprint(phase.recipe)},
+        watcher=run.watcher,
+        should_remake=run.should_remake,
+        built_grader=phase.grader,
+        phase=phase.name,
+    )
+    names = list(run.models.recipes)
+    after = names[names.index(phase.name) + 1 :]
+    if after:
+
+        def open_next() -> RunContext:
+            _end_phase(context)
+            context.policies.release()
+            identities = identities_of(read_run(context.folder))
+            shared = replace(run, models=replace(run.models, identities=identities))
+            following = _prepared(shared, after[0], {})
+            try:
+                _begin(context.folder, following)
+                return _opened(shared, following)
+            except BaseException:
+                following.grader.close()
+                raise
+
+        context.next_phase = open_next
     register(context)
     return context
+
+
+def _check_later(run: _Run, at: str) -> None:
+    """Raise now for what would stop a later phase: its source, its rewards, its algorithm's code."""
+    from rft_core.rewards import build_grader
+
+    names = list(run.models.recipes)
+    for phase in names[names.index(at) + 1 :]:
+        recipe = run.models.recipes[phase]
+        dataset_digest(recipe.data)
+        if recipe.experts is not None:
+            dataset_digest(recipe.experts)
+        check(resolve_algorithm(recipe.algorithm), recipe.training)
+        if not any(path.startswith("reward.") for path in phases_named(recipe)):
+            build_grader(recipe.reward).close()
 
 
 def check_run_name(name: str) -> None:
@@ -140,25 +200,43 @@ def check_run_name(name: str) -> None:
 def close_run(context: RunContext) -> None:
     """End the grader's threads and processes, and give the lease back."""
     unregister(context.name)
-    if context.built_grader is not None:
-        if context.beside is not None:
-            context.beside.close(context.built_grader.close)
-        context.built_grader.close()
+    _end_phase(context)
     if context.ledger.lease is not None:
         context.ledger.lease.release()
 
 
-def resolved(recipe: Recipe, model_folder: Path, began_with: Recipe | None = None) -> Recipe:
+def _end_phase(context: RunContext) -> None:
+    if context.built_grader is None:
+        return
+    if context.beside is not None:
+        context.beside.close(context.built_grader.close)
+    context.built_grader.close()
+    context.built_grader = None
+
+
+def resolved(recipe: Recipe, root: Path, began_with: Recipe | None = None) -> Recipe:
     """The recipe with everything that is measured or chosen once filled in; written into the run as content.
 
     A resumed run keeps what it began with where the recipe leaves the choice.
     """
+    before = phase_recipes(began_with) if began_with is not None else {}
+    own = {phase: _resolved(part, root, before.get(phase)) for phase, part in phase_recipes(recipe).items()}
+    return with_recipes(recipe, own)
+
+
+def _resolved(recipe: Recipe, root: Path, began_with: Recipe | None) -> Recipe:
+    reward = resolve_scoring_models(recipe.reward, root, began_with.reward if began_with else None)
     if began_with is not None:
         recipe = _with_choices_of(began_with, recipe)
     device = resolve_device(recipe.model.device)
-    dtype = resolve_dtype(recipe.model.dtype, device)
-    model = recipe.model.model_copy(update={"device": device, "dtype": dtype, "path": str(model_folder)})
-    teacher = recipe.teacher
+    path, dtype = recipe.model.path, resolve_dtype(recipe.model.dtype, device)
+    chosen = {
+        "device": device,
+        "dtype": dtype,
+        "path": path if path.startswith(NAMES_PHASE) else str(resolve_model_path(path, root)),
+    }
+    model, critic = recipe.model.model_copy(update=chosen), _resolved_critic(recipe.critic, root)
+    teacher = with_teacher_folder(recipe.teacher, root)
     if teacher.path is not None and teacher.dtype == "auto":  # one of equal weights then agrees to the bit
         teacher = teacher.model_copy(update={"dtype": dtype})
     training = recipe.training
@@ -169,7 +247,8 @@ def resolved(recipe: Recipe, model_folder: Path, began_with: Recipe | None = Non
     execution = recipe.execution
     if execution.threads is None:
         execution = execution.model_copy(update={"threads": default_threads()})
-    return recipe.model_copy(update={"model": model, "teacher": teacher, "training": training, "execution": execution})
+    sections = {"model": model, "reward": reward, "critic": critic, "teacher": teacher, "training": training}
+    return recipe.model_copy(update={**sections, "execution": execution})
 
 
 def _with_choices_of(began_with: Recipe, recipe: Recipe) -> Recipe:
@@ -181,11 +260,18 @@ def _with_choices_of(began_with: Recipe, recipe: Recipe) -> Recipe:
     return recipe.model_copy(update=changes)
 
 
-def identify(recipe: Recipe, model_folder: Path, pinned: dict[str, str], grader_digest: str) -> dict[str, str]:
-    """Digests of what the run is made from, by content. Raises SettingsError when one differs from a pinned one."""
+def identify(
+    recipe: Recipe, pinned: dict[str, str], grader_digest: str, origins: dict[str, str] | None = None
+) -> dict[str, str]:
+    """Digests of what a phase is made from, by content. Raises SettingsError when one differs from a pinned one.
+
+    `origins` name the policies of earlier phases by the setting that takes them: such a model is identified by what
+    made it, so that lineage leads on from there.
+    """
     from rft_core.data.prompts import load_tokenizer, tokenizer_digest
 
-    model = model_digest(model_folder)
+    origins, model_folder = origins or {}, Path(recipe.model.path)
+    model = origins.get("model.path") or model_digest(model_folder)
     settings = {"lora_rank": recipe.model.lora_rank}
     if recipe.model.lora_rank:
         settings |= {name: getattr(recipe.model, name) for name in ("lora_alpha", "lora_targets")}
@@ -197,12 +283,12 @@ def identify(recipe: Recipe, model_folder: Path, pinned: dict[str, str], grader_
         "policy": digest_of({"model": model, **settings}),
         "grader": grader_digest,
         **teacher_digest(recipe, model_folder),
+        **origins,
     }
     if recipe.experts is not None:
         identity["experts"] = pinned.get("experts") or dataset_digest(recipe.experts)
     if recipe.algorithm.paths():
         from rft_core.distillation_options import refuse_teacher
-        from rft_core.resolve import check, resolve_algorithm
         from rft_core.user_algorithm import algorithm_code
 
         algorithm = resolve_algorithm(recipe.algorithm)  # other algorithms were checked with the recipe
@@ -210,7 +296,7 @@ def identify(recipe: Recipe, model_folder: Path, pinned: dict[str, str], grader_
         refuse_experts(algorithm, recipe.experts, recipe.rollout.temperature)
         refuse_teacher(algorithm, recipe.teacher)
         identity["algorithm"] = digest_of(algorithm_code(recipe.algorithm))
-    identity |= _critic_identity(recipe, model, settings)
+    identity |= _critic_identity(recipe, model, origins.get("critic.path"), settings)
     if recipe.rollout.script is not None:
         script = Path(recipe.rollout.script)
         if not script.is_file():
@@ -220,27 +306,25 @@ def identify(recipe: Recipe, model_folder: Path, pinned: dict[str, str], grader_
         if identity.get(what) != digest:
             kept = "critic.* and the algorithm's advantage" if what == "critic" else "model.* and the seed"
             raise SettingsError(
-                f"the {what} must be that of the run whose tables are taken over ({_short(digest)}), found "
-                f"{_short(identity.get(what))}: leave {kept} as they were, or re-run from data without --at"
+                f"the {what} must be that of the run whose tables are taken over ({short(digest)}), found "
+                f"{short(identity.get(what))}: leave {kept} as they were, or re-run from data without --at"
             )
     return identity
 
 
 def _resolved_critic(critic: CriticSettings, root: Path) -> CriticSettings:
-    if critic.path is None:
+    if critic.path is None or critic.path.startswith(NAMES_PHASE):
         return critic
     return critic.model_copy(update={"path": str(resolve_model_path(critic.path, root, "critic.path"))})
 
 
-def _critic_identity(recipe: Recipe, model: str, adapters: dict[str, Any]) -> dict[str, str]:
+def _critic_identity(recipe: Recipe, model: str, origin: str | None, adapters: dict[str, Any]) -> dict[str, str]:
     """What a critic starts from, nothing where the algorithm has none. Raises SettingsError as `check_critic` does."""
-    from rft_core.resolve import resolve_algorithm
-
     algorithm = resolve_algorithm(recipe.algorithm)
     check_critic(recipe.critic, algorithm, recipe.steps)
     if not algorithm.needs_critic:
         return {}
-    start = model_digest(Path(recipe.critic.path)) if recipe.critic.path else model
+    start = origin or (model_digest(Path(recipe.critic.path)) if recipe.critic.path else model)
     return {"critic": digest_of({"model": start, "shared_trunk": recipe.critic.shared_trunk, **adapters})}
 
 
@@ -248,7 +332,8 @@ def _accept(
     folder: Path,
     name: str,
     recipe: Recipe,
-    identity: dict[str, str],
+    phase: _Phase,
+    taken: dict[str, dict[str, str]],
     accept_new_code: bool,
     parent: dict[str, Any] | None,
     watcher: Watcher,
@@ -259,93 +344,54 @@ def _accept(
         description = {
             "run": name,
             "created_at": _now(),
-            "identity": identity,
+            "identity": phase.identity,
             "semantics": SEMANTICS,
-            "fingerprint": fingerprint(recipe),
+            "fingerprint": fingerprint(phase.recipe),
             "parent": parent,
             "resumed": [],
+            **({"phases": {**taken, phase.name: phase.identity}} if recipe.phases else {}),
         }
         LocalFiles(folder).write("recipe.yaml", resolved_yaml(recipe).encode())
         LocalFiles(folder).write("run.json", json.dumps(description, indent=1).encode())
         return
     changes = difference(read_recipe(folder), recipe)
-    _refuse_changed_content(name, changes, identity, present["identity"], recipe)
+    begun = identities_of(present)
+    refuse_changed_content(name, changes, recipe, begun, phase.name, phase.identity)
     if present["semantics"] != SEMANTICS and not accept_new_code:
         stages = sorted(stage for stage in SEMANTICS if present["semantics"].get(stage) != SEMANTICS[stage])
         raise ContentChanged(
             f"run {name} was begun by code whose {', '.join(stages)} gives other results: continue with "
             "--accept-new-code (it is recorded), or start a new run"
         )
-    if present["fingerprint"] != fingerprint(recipe):
+    now = fingerprint(phase.recipe)
+    if present["fingerprint"] != now:
         watcher.noted(
             f"run {name} goes on under another fingerprint: bits may differ from an uninterrupted run "
-            f"({_fingerprint_change(present['fingerprint'], fingerprint(recipe))})"
+            f"({_fingerprint_change(present['fingerprint'], now)})"
         )
     for change in changes:
         watcher.noted(f"changed on resume: {change.sentence}")
-    resumed = {"at": _now(), "changes": [change.sentence for change in changes], "fingerprint": fingerprint(recipe)}
+    resumed = {"at": _now(), "changes": [change.sentence for change in changes], "fingerprint": now}
     if present["semantics"] != SEMANTICS:
         resumed["accepted_semantics"] = SEMANTICS
     description = {**present, "semantics": SEMANTICS, "resumed": [*present["resumed"], resumed]}
     LocalFiles(folder).write("recipe.yaml", resolved_yaml(recipe).encode())
     LocalFiles(folder).write("run.json", json.dumps(description, indent=1).encode())
+    if recipe.phases:
+        _begin(folder, phase)
 
 
-def _refuse_changed_content(
-    name: str, changes: list[Change], identity: dict[str, str], began_with: dict[str, str], recipe: Recipe
-) -> None:
-    refused = [change for change in changes if change.is_content and not _is_harmless(change, recipe)]
-    sentences = [change.sentence for change in refused]
-    stages = [STAGE_OF_SETTING[change.path.split(".")[0]] for change in refused]
-    for what, stage in STAGE_OF_IDENTITY.items():
-        if began_with.get(what) != identity.get(what) and not any(s == stage for s in stages):
-            sentences.append(f"content of the {what}: {_short(began_with.get(what))} -> {_short(identity.get(what))}")
-            stages.append(stage)
-    if not sentences:
-        return
-    stage = min(stages, key=STAGE_ORDER.index)
-    settings = " ".join(f"--set {change.path}={_shell(change.new)}" for change in refused)
-    raise ContentChanged(
-        f"run {name} must go on with what it began with, found other content:\n  "
-        + "\n  ".join(sentences)
-        + f"\nStart another run from its tables: rft rerun {name} --from {stage} {settings}".rstrip()
-    )
-
-
-def _is_harmless(change: Change, recipe: Recipe) -> bool:
-    """More steps continue the run, unless the learning rate's schedule depends on their number."""
-    return change.path == "steps" and change.new > change.old and recipe.training.schedule == "constant"
-
-
-def read_run(folder: Path) -> dict[str, Any] | None:
-    """run.json; None when there is no such run."""
-    needs = ("identity", "semantics", "fingerprint", "resumed")
-    return read_json(folder / "run.json", needs, "delete it and run the same command again, which writes it anew")
-
-
-def read_recipe(folder: Path) -> Recipe:
-    """The resolved recipe that a run was begun with. Raises DamagedTable."""
-    path = folder / "recipe.yaml"
-    try:
-        return recipe_of(parse_yaml(path.read_text(encoding="utf-8"), str(path)) or {}, str(path))
-    except (FileNotFoundError, UnicodeDecodeError, SettingsError) as error:
-        raise DamagedTable(
-            f"{path} must be the recipe that the run began with: {error}\nDelete it and run.json beside it, and run "
-            "the same command again, which writes both anew"
-        ) from error
+def _begin(folder: Path, phase: _Phase) -> None:
+    """Write down what a phase is made from, the first time that it is opened."""
+    present = read_run(folder)
+    assert present is not None, "the run began before its phases"
+    if phase.name not in present["phases"]:
+        phases = {**present["phases"], phase.name: phase.identity}
+        LocalFiles(folder).write("run.json", json.dumps({**present, "phases": phases}, indent=1).encode())
 
 
 def _fingerprint_change(old: dict[str, Any], new: dict[str, Any]) -> str:
     return ", ".join(f"{name} {old.get(name)} -> {new[name]}" for name in new if old.get(name) != new[name])
-
-
-def _short(digest: str | None) -> str:
-    return (digest or "none")[:12]
-
-
-def _shell(value: Any) -> str:
-    text = json.dumps(value)
-    return text if re.fullmatch(r"[\w.\"+-]+", text) else f"'{text}'"
 
 
 def _now() -> str:

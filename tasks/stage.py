@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -25,10 +25,10 @@ from data_contracts.errors import (
     TransientError,
 )
 from data_contracts.ledger import Entry
-from data_contracts.refs import PolicyRef, TableRef
+from data_contracts.refs import MAIN, PolicyRef, TableRef
 from data_contracts.retention import committing, is_done
 from data_contracts.validation import check_table, refuse_failed, validate
-from tasks.context import PHASE, RunContext, opened
+from tasks.context import RunContext, opened
 from tasks.progress import Summary, describe
 
 RETRY_JITTER = 0.5
@@ -36,16 +36,22 @@ RETRY_JITTER = 0.5
 
 @dataclass(frozen=True)
 class Slot:
-    """A place in the ledger."""
+    """A place in the ledger. The flow leaves the phase out: `run_stage` puts in the one that the run is at.
+
+    >>> Slot(12, "rollouts").name, Slot(12, "rollouts", 1, "warm-up").name
+    ('rollouts-00012', 'warm-up/rollouts-00012-1')
+    """
 
     step: int
     stage: str
     round: int = 0
+    phase: str = MAIN
 
     @property
     def name(self) -> str:
+        prefix = "" if self.phase == MAIN else f"{self.phase}/"
         suffix = f"-{self.round}" if self.round else ""
-        return f"{self.stage}-{self.step:05d}{suffix}"
+        return f"{prefix}{self.stage}-{self.step:05d}{suffix}"
 
 
 def is_transient(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
@@ -65,6 +71,7 @@ def run_stage(context: RunContext, stage: Task[..., Any], slot: Slot, *arguments
     while the last stage worked, and waits two seconds to try again.
     """
     settings = context.recipe.execution
+    slot = replace(slot, phase=context.phase)
     if _is_past(context, slot):
         stage = pass_by
     named = stage.with_options(
@@ -84,7 +91,7 @@ def reuse(context: RunContext, slot: Slot, keys: dict[str, str]) -> dict[str, Ta
     work cannot be, and raises DamagedTable or DeletedTable.
     """
     context.began = time.monotonic()
-    entry = context.ledger.get(PHASE, slot.step, slot.stage, slot.round)
+    entry = context.ledger.get(context.phase, slot.step, slot.stage, slot.round)
     if entry is not None:
         try:
             for ref in entry.refs.values():
@@ -161,7 +168,7 @@ def commit(
 ) -> Entry:
     """Append the slot's tables to the run's ledger."""
     entry = Entry(
-        PHASE,
+        context.phase,
         slot.step,
         slot.stage,
         slot.round,
@@ -172,7 +179,7 @@ def commit(
         notes=notes or {},
     )
     with committing(context.root):
-        if context.ledger.get(PHASE, slot.step, slot.stage, slot.round) is None:
+        if context.ledger.get(context.phase, slot.step, slot.stage, slot.round) is None:
             _refuse_deleted(context, refs)
         return context.ledger.commit(entry)
 
@@ -189,7 +196,7 @@ def _refuse_deleted(context: RunContext, refs: dict[str, TableRef]) -> None:
 def pass_by(run: str, slot: Slot, *_: Any) -> State[TableRef]:
     """Stands in for a stage whose table retention deleted and nothing of this run reads any more."""
     context = opened(run)
-    entry = context.ledger.get(PHASE, slot.step, slot.stage, slot.round)
+    entry = context.ledger.get(context.phase, slot.step, slot.stage, slot.round)
     if entry is None:
         raise FatalError(f"run {run} must have committed {slot.name} before its table was deleted")
     (ref,) = entry.refs.values()
@@ -198,7 +205,7 @@ def pass_by(run: str, slot: Slot, *_: Any) -> State[TableRef]:
 
 def _is_past(context: RunContext, slot: Slot) -> bool:
     """Whether the slot's table was deleted, and what it was for is done."""
-    entry = context.ledger.get(PHASE, slot.step, slot.stage, slot.round)
+    entry = context.ledger.get(context.phase, slot.step, slot.stage, slot.round)
     if entry is None or not is_done(context.ledger, entry) or (context.should_remake and not entry.pinned_from):
         return False
     try:
@@ -212,13 +219,14 @@ def report(context: RunContext, slot: Slot, summary: Summary, result: Any, reuse
     context.watcher.finished(slot.name, {**summary, **({"reused": "yes"} if reused else {})})
     if TaskRunContext.get() is not None and not reused:
         rows = [{"what": name, "value": value} for name, value in summary.items()]
-        create_table_artifact(rows, key=artifact_key(context.name, slot.stage), description=slot.name)
+        create_table_artifact(rows, key=artifact_key(context.name, slot.stage, context.phase), description=slot.name)
     return Completed(name="Cached" if reused else "Completed", message=describe(summary), data=result)
 
 
-def artifact_key(run: str, stage: str) -> str:
+def artifact_key(run: str, what: str, phase: str = MAIN) -> str:
     """Prefect allows lower-case letters, digits and dashes."""
-    return "".join(letter if letter.isalnum() else "-" for letter in f"{run}-{stage}".lower())
+    name = "-".join([run, *([] if phase == MAIN else [phase]), what])
+    return "".join(letter if letter.isalnum() else "-" for letter in name.lower())
 
 
 def only(refs: dict[str, TableRef], record: str) -> TableRef:

@@ -6,20 +6,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rft_core.config import Recipe
+from rft_core.distillation_settings import TeacherSettings
 from rft_core.errors import SettingsError
 from rft_core.model_folder import model_digest, resolve_model_path
+from rft_core.phases import NAMES_PHASE
 
 if TYPE_CHECKING:
     from rft_core.policy import Policy
     from tasks.context import RunContext
 
 
-def with_teacher_folder(recipe: Recipe, root: Path) -> Recipe:
-    """The recipe with the absolute folder of its teacher, if it names one; what `resolve_model_path` raises."""
-    if recipe.teacher.path is None:
-        return recipe
-    folder = str(resolve_model_path(recipe.teacher.path, root, "teacher.path"))
-    return recipe.model_copy(update={"teacher": recipe.teacher.model_copy(update={"path": folder})})
+def with_teacher_folder(teacher: TeacherSettings, root: Path) -> TeacherSettings:
+    """With the teacher's absolute folder, if it names one and not a phase; raises as `resolve_model_path` does."""
+    if teacher.path is None or teacher.path.startswith(NAMES_PHASE):
+        return teacher
+    return teacher.model_copy(update={"path": str(resolve_model_path(teacher.path, root, "teacher.path"))})
 
 
 def teacher_digest(recipe: Recipe, model_folder: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ from prefect.client.schemas.objects import State
 
 from data_contracts.checkpoints import checkpoint_folder, is_complete
 from data_contracts.refs import PolicyRef, TableRef
-from tasks.context import PHASE, RunContext, opened
+from tasks.context import RunContext, opened
 from tasks.policy import inexact, run_update, update_settings, updated_policy_id
 from tasks.progress import Summary
 from tasks.retention import is_kept_for_good, prune_checkpoints
@@ -58,10 +58,10 @@ def keep_checkpoint(context: RunContext, step: int, policy: PolicyRef) -> None:
     is_last = step == context.recipe.steps
     if not is_last and step % (context.recipe.training.checkpoint_every or 1):
         return
-    is_known = context.ledger.get(PHASE, step, "checkpoint") is not None
+    is_known = context.ledger.get(context.phase, step, "checkpoint") is not None
     if is_known and is_complete(checkpoint_folder(context.root, policy)):
         return
-    is_past = is_known or context.ledger.get(PHASE, step + 1, "update") is not None
+    is_past = is_known or context.ledger.get(context.phase, step + 1, "update") is not None
     is_wanted = context.should_remake and is_kept_for_good(context, step)
     if is_past and not is_last and not is_wanted:
         return

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 from data_contracts.errors import DeletedTable
+from data_contracts.refs import MAIN
 from data_contracts.retention import PRUNED_STAGES
 from data_contracts.tombstones import Tombstone
 from flows.inspect.run import RunView
@@ -20,24 +21,35 @@ class Deletion:
     what: str
     steps: list[int]
     tombstone: Tombstone
+    phase: str = MAIN
 
     @property
     def sentence(self) -> str:
-        return self.tombstone.sentence(f"{self.what} of step{'s' * (len(self.steps) > 1)} {spans(self.steps)}", "were")
+        of_phase = "" if self.phase == MAIN else f" of phase {self.phase}"
+        what = f"{self.what} of step{'s' * (len(self.steps) > 1)} {spans(self.steps)}{of_phase}"
+        return self.tombstone.sentence(what, "were")
 
     def to_json(self) -> dict[str, Any]:
-        return {"what": self.what, "steps": self.steps, **self.tombstone.to_json(), "sentence": self.sentence}
+        return {
+            "what": self.what,
+            "phase": self.phase,
+            "steps": self.steps,
+            **self.tombstone.to_json(),
+            "sentence": self.sentence,
+        }
 
 
 def deletions_of(view: RunView, stages: Iterable[str] = (*PRUNED_STAGES, "checkpoints")) -> list[Deletion]:
     """What was deleted of these stages, in their order."""
+    if view.phase is None:
+        return [deletion for part in view.by_phase() for deletion in deletions_of(part, stages)]
     found = []
     for stage in stages:
         dead = sorted(_dead(view, stage), key=lambda pair: (_occasion(pair[1]), pair[0]))
         for _, pairs in groupby(dead, key=lambda pair: _occasion(pair[1])):
             steps, tombstones = zip(*pairs, strict=True)
             last = max(tombstones, key=lambda tombstone: tombstone.at)
-            found.append(Deletion(stage, sorted(set(steps)), last))
+            found.append(Deletion(stage, sorted(set(steps)), last, view.phase))
     return found
 
 
@@ -47,7 +59,7 @@ def refuse_deleted(view: RunView, stage: str, steps: Iterable[int]) -> None:
     for deletion in deletions_of(view, [stage]):
         missing = sorted(wanted & set(deletion.steps))
         if missing:
-            found = Deletion(stage, missing, deletion.tombstone)
+            found = replace(deletion, steps=missing)
             raise DeletedTable(f"{found.sentence}; to make them again: {found.tombstone.mend(view.root)}")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_contracts.ledger import EXPERTS
+from data_contracts.refs import MAIN
 from flows.inspect.run import AT_STEP, RunView, open_run
 from flows.inspect.status import evaluations_of
 from rft_core.evaluation import Interval, paired_difference, prompt_scores
@@ -35,16 +36,26 @@ class Change:
 def learned(root: str, run: str) -> dict[str, Any]:
     """First and last evaluation, reward of the first and last steps, and where the checkpoint is.
 
-    `metrics` is empty when the run evaluated fewer than two policies; `checkpoint` is null before the first.
+    `metrics` is empty when fewer than two policies were evaluated; `checkpoint` is null before the first. Of a run with
+    phases, `metrics` and `reward` are those of the newest, and `phases` holds those of all.
     """
     view = open_run(root, run)
     kept = [checkpoint for checkpoint in view.checkpoints() if checkpoint.is_there]
+    phases = [
+        {
+            "phase": part.phase,
+            "metrics": [asdict(change) for change in changes_of(part)],
+            "reward": reward_change(part),
+        }
+        for part in view.by_phase()
+    ]
     return {
         "run": run,
         "state": view.state,
         "step": view.last_step,
-        "metrics": [asdict(change) for change in changes_of(view)],
-        "reward": reward_change(view),
+        "phases": phases,
+        "metrics": phases[-1]["metrics"],
+        "reward": phases[-1]["reward"],
         "checkpoint": str(kept[-1].folder) if kept else None,
         "export": f"rft export {run} --to {run}-model",
         "report": f"rft report {run}",
@@ -53,21 +64,26 @@ def learned(root: str, run: str) -> dict[str, Any]:
 
 def learned_lines(summary: dict[str, Any]) -> list[str]:
     """The summary as the last lines of `rft run`."""
+    lines = [line for phase in summary["phases"] for line in _phase_lines(phase)]
+    lines.append(f"checkpoint: {summary['checkpoint'] or 'none yet'}")
+    lines.append(f"model folder: {summary['export']}")
+    lines.append(f"report: {summary['report']}")
+    return lines
+
+
+def _phase_lines(phase: dict[str, Any]) -> list[str]:
     lines = []
-    for change in summary["metrics"]:
+    for change in phase["metrics"]:
         line = f"{change['metric']}: {_measured(change['first'])} -> {_measured(change['last'])}"
         if change["low"] is not None:
             interval = f"[{change['low']:+.3f}, {change['high']:+.3f}]"
             line += f", paired difference {change['difference']:+.3f} {interval}"
         lines.append(f"{line} over {change['last']['num_prompts']} held-out prompts")
-    reward = summary["reward"]
+    reward = phase["reward"]
     if reward is not None:
         count = reward["steps"]
         lines.append(f"reward: {reward['first']:.3f} (first {count} steps) -> {reward['last']:.3f} (last {count})")
-    lines.append(f"checkpoint: {summary['checkpoint'] or 'none yet'}")
-    lines.append(f"model folder: {summary['export']}")
-    lines.append(f"report: {summary['report']}")
-    return lines
+    return lines if phase["phase"] == MAIN else [f"{phase['phase']}: {line}" for line in lines]
 
 
 def _measured(evaluation: dict[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """`rft lineage`: what a policy or table was made of, back to the source file, from the manifests' inputs.
 
 Edges lead from what was made to what it was made of: policy -> updates -> advantages -> rewards -> rollouts ->
-prompts -> source, and rollouts -> the policy that sampled them.
+prompts -> source, and rollouts -> the policy that sampled them. A phase's first policy leads to the one of an earlier
+phase that it starts from, and rewards to the one that gave them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from flows.inspect.run import RunView, list_run_names, near, open_run
 from rft_core.errors import SettingsError
 
 POLICY, SOURCE = "policy", "source"
+# Record -> the settings of its stage that may name a model of an earlier phase, besides the policy itself.
+BEHIND = {"rewards": ("reward.",), "updates": ("critic.", "teacher."), "token_scores": ("critic.", "teacher.")}
 MIN_PREFIX = 4
 TREE_OPENED = 3  # so many policies, and so many other tables, are opened in the terminal; the JSON has all
 
@@ -89,8 +92,14 @@ class Graph:
         provenance = self.store.manifest(ref)["provenance"]
         for value in provenance.get("inputs", []):
             self.link(node["ref"], self.add_table(TableRef.from_json(value)))
+        identity = provenance.get("identity", {})
         for policy_id in self._policies_behind(ref, provenance):
             self.link(node["ref"], self.add_policy(policy_id))
+            if policy_id == identity.get("policy") and "model.path" in identity:
+                self.link(self.add_policy(policy_id), self.add_policy(identity["model.path"]))
+        for setting, policy_id in identity.items():
+            if setting.startswith(BEHIND.get(ref.record, ())):
+                self.link(node["ref"], self.add_policy(policy_id))
         # Of experts a data set has an input: what the prompts hold out. Tables of a step have no source of their own.
         is_dataset = "source_identity" in provenance or not provenance.get("inputs")
         if ref.record in ("prompts", "examples", "quarantine") and is_dataset:
@@ -206,8 +215,13 @@ def _grow(tree: Tree, ref: str, nodes: dict[str, Any], inputs: dict[str, list[st
 
 
 def _policies_of(ref: str, inputs: dict[str, list[str]], nodes: dict[str, Any]) -> list[str]:
-    """The parent policies behind a policy that is not opened."""
-    return [p for table in inputs.get(ref, []) for p in inputs.get(table, []) if nodes[p]["record"] == POLICY]
+    """The parent policies behind a policy that is not opened: through its update, or that of an earlier phase."""
+    above = inputs.get(ref, [])
+    reached = [
+        *above,
+        *(source for table in above if nodes[table]["record"] != POLICY for source in inputs.get(table, [])),
+    ]
+    return [source for source in reached if nodes[source]["record"] == POLICY]
 
 
 def _label(node: dict[str, Any]) -> Text:
@@ -228,7 +242,7 @@ def _add_run(graph: Graph, view: RunView) -> None:
     newest = view.last_policy()
     if newest is not None:
         graph.add_policy(newest.policy_id)
-    for entry in reversed(view.ledger.entries()):
+    for entry in reversed(view.entries()):
         for ref in entry.refs.values():
             graph.add_table(ref)
 
@@ -273,7 +287,7 @@ def _known(store: Store, root: str) -> dict[str, list[str]]:
 def _root_policies(views: Iterable[RunView]) -> set[str]:
     """Policies of version 0: the parents of first updates."""
     found = set()
-    for view in views:
+    for view in (part for run in views for part in run.by_phase()):
         for _, ref in view.refs("update", "updates")[:1]:
             parent = view.store.manifest(ref)["provenance"].get("parent_policy")
             if parent:

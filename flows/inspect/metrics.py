@@ -17,7 +17,8 @@ STEP_TOKENS = "step_tokens"  # summed up to num_tokens
 
 
 def metrics_of(run: RunView) -> pa.Table:
-    """One row per step: column `step`, then a float64 column per metric. Null: no rows to compute it from.
+    """One row per step: column `step`, then a float64 column per metric. Null: no rows to compute it from. Steps
+    are those of one phase.
 
     A metric that the run has no use for (kl without a reference model, sampling/* on-policy) has no column. Metrics of
     deleted tables are those that their tombstones keep.
@@ -161,7 +162,7 @@ def _update_metrics(run: RunView, columns: Columns) -> None:
 
 def _timing_metrics(run: RunView, columns: Columns) -> None:
     """Seconds of the work that this run did itself; what was reused or pinned took none."""
-    for entry in run.ledger.entries():
+    for entry in run.entries():
         if entry.step < 1:
             continue
         own = 0.0 if entry.reused or entry.pinned_from else entry.seconds

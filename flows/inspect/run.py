@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from data_contracts.errors import DamagedTable, DeletedTable
 from data_contracts.files import read_json
 from data_contracts.ledger import Entry, Ledger, is_held
 from data_contracts.pins import Pins, read_pins
-from data_contracts.refs import PolicyRef, TableRef
+from data_contracts.refs import MAIN, PolicyRef, TableRef
 from data_contracts.schemas import RECORDS
 from data_contracts.store import Store
 from data_contracts.tombstones import Tombstone
@@ -40,13 +40,14 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RunView:
-    """One run, for readers. Everything is read when asked for; nothing is written."""
+    """One run, or one `phase` of it, for readers. Everything is read when asked for; nothing is written."""
 
     root: str
     name: str
     folder: Path
     store: Store
     ledger: Ledger
+    phase: str | None = None
 
     @cached_property
     def head(self) -> dict[str, Any]:
@@ -55,8 +56,33 @@ class RunView:
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """The resolved recipe as plain values; it need not be valid for this release."""
-        return parse_yaml(self.recipe_text, str(self.folder / "recipe.yaml")) or {}
+        """The resolved recipe, or that of the phase, as plain values; it need not be valid for this release."""
+        whole = parse_yaml(self.recipe_text, str(self.folder / "recipe.yaml")) or {}
+        own = next((phase for phase in whole.get("phases") or [] if phase["name"] == self.phase), None)
+        return {**whole, **own, "phases": []} if own else whole
+
+    @cached_property
+    def phases(self) -> list[str]:
+        """Names of the run's phases, in order; `main` alone where its recipe has none."""
+        return [phase["name"] for phase in self.recipe.get("phases") or []] or [self.phase or MAIN]
+
+    def entries(self, stage: str | None = None) -> list[Entry]:
+        """The ledger's, ordered by phase, step, stage and round."""
+        wanted = [self.phase] if self.phase else self.phases
+        return [entry for phase in wanted for entry in self.ledger.entries(stage, phase)]
+
+    def of_phase(self, phase: str | None = None) -> RunView:
+        """The run at one phase; without a name the newest that began. Raises SettingsError for an unknown one."""
+        if phase is None:
+            phase = next((name for name in reversed(self.phases) if self.ledger.entries(phase=name)), self.phases[0])
+        if phase not in self.phases:
+            raise SettingsError(f"--phase must be one of run {self.name}, got {phase!r}: {near(phase, self.phases)}")
+        return replace(self, phase=phase)
+
+    def by_phase(self) -> list[RunView]:
+        """The run at each phase that began; at its first where none did."""
+        begun = [self.of_phase(name) for name in self.phases if self.ledger.entries(phase=name)]
+        return begun or [self.of_phase(self.phases[0])]
 
     @cached_property
     def recipe_text(self) -> str:
@@ -71,8 +97,8 @@ class RunView:
 
     @property
     def last_step(self) -> int:
-        """The last step whose update is committed; 0 before the first."""
-        return max((entry.step for entry in self.ledger.entries("update")), default=0)
+        """The last step whose update is committed; 0 before the first. Of a whole run, steps of all its phases."""
+        return len({(entry.phase, entry.step) for entry in self.entries("update")})
 
     @property
     def state(self) -> str:
@@ -95,7 +121,7 @@ class RunView:
         return [
             (entry, entry.refs[record])
             for stage in wanted
-            for entry in self.ledger.entries(stage)
+            for entry in self.entries(stage)
             if record in entry.refs and entry.round != without
         ]
 
@@ -131,12 +157,12 @@ class RunView:
         return [(entry, tombstone) for entry, tombstone in found if tombstone is not None]
 
     def pins(self) -> Pins:
-        return read_pins(self.folder)
+        return read_pins(self.folder, self.phase or MAIN)
 
     def checkpoints(self) -> list[Checkpoint]:
         """Checkpoints of this run's policies that were ever committed, oldest first."""
         found = []
-        for entry in self.ledger.entries("checkpoint"):
+        for entry in self.entries("checkpoint"):
             if entry.policy is None:
                 continue
             folder = checkpoint_folder(Path(self.root), entry.policy)
@@ -146,12 +172,12 @@ class RunView:
                 is_there = not tombstone and all((folder / name).is_file() for name in manifest["files"])
                 digest = manifest["weights_digest"]
                 found.append(Checkpoint(entry.step, entry.policy, folder, digest, is_there, tombstone))
-        return sorted(found, key=lambda checkpoint: checkpoint.step)
+        return found
 
     def last_policy(self) -> PolicyRef | None:
         """The policy after the last committed update; None before the first."""
-        entries = self.ledger.entries("update")
-        return max(entries, key=lambda entry: entry.step).policy if entries else None
+        entries = self.entries("update")
+        return entries[-1].policy if entries else None
 
     def dataset_ref(self) -> TableRef | None:
         """The table of all prompts, or of all examples, which the data stage committed."""

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 from rich.console import Console
 
+from data_contracts.refs import MAIN
 from data_contracts.retention import PRUNED_STAGES
 from data_contracts.schemas import RECORDS
 from flows.inspect.deleted import deletions_of, refuse_deleted
@@ -23,9 +24,17 @@ _ROW = "__row__"
 
 
 def show(
-    root: str, run: str, record: str, *, step: int | None = None, where: str | None = None, limit: int | None = 20
+    root: str,
+    run: str,
+    record: str,
+    *,
+    step: int | None = None,
+    where: str | None = None,
+    limit: int | None = 20,
+    phase: str | None = None,
 ) -> pa.Table:
-    """The rows of a record that the run's ledger names, with `at_step`, the step that they belong to.
+    """The rows of a record that the run's ledger names, with `at_step`, the step that they belong to; of a run with
+    phases those of `phase`, or of all that have the record, with the phase of each row in the column `phase`.
 
     `record` is a record (training stages) or `evaluation-rollouts`, `evaluation-rewards`. `where` is an SQL condition
     over the columns. Raises SettingsError when the record, the step or the condition is wrong, DeletedTable when no row
@@ -34,20 +43,21 @@ def show(
     view = open_run(root, run)
     if record not in TABLES:
         raise SettingsError(f"RECORD must be one of {', '.join(TABLES)}, got {record!r}: {near(record, TABLES)}")
-    table = _rows_of(view, record, step)
+    table = _rows_of(view.of_phase(phase), record, step) if phase else _rows_of_all(view, record, step)
     if where is not None:
         table = _filter(table, where, limit)
     return table if limit is None else table.slice(0, limit)
 
 
-def left_out(root: str, run: str, record: str, step: int | None = None) -> list[str]:
+def left_out(root: str, run: str, record: str, step: int | None = None, phase: str | None = None) -> list[str]:
     """A sentence for each deletion because of which `show` gives fewer rows than there were."""
     stage = _stage_of(record)
     if stage not in PRUNED_STAGES or (record in DATASETS and step is None):  # the whole data set stays
         return []
+    view = open_run(root, run)
     return [
         deletion.sentence
-        for deletion in deletions_of(open_run(root, run), [stage])
+        for deletion in deletions_of(view.of_phase(phase) if phase else view, [stage])
         if step is None or step in deletion.steps
     ]
 
@@ -61,7 +71,7 @@ def jsonl_lines(table: pa.Table) -> Iterator[str]:
 
 def print_rows(table: pa.Table, record: str, console: Console) -> None:
     """The record's main columns: long texts cut, token lists by their first tokens; then the names of the others."""
-    names = [name for name in SHOWN[record] if name in table.column_names]
+    names = [name for name in ("phase", *SHOWN[record]) if name in table.column_names]
     if table.num_rows == 0:
         console.print("no rows", style="dim")
         return
@@ -72,6 +82,22 @@ def print_rows(table: pa.Table, record: str, console: Console) -> None:
     others = [name for name in table.column_names if name not in names]
     if others and console.is_terminal:
         console.print(f"also: {', '.join(others)} (--format jsonl shows all)", style="dim", highlight=False)
+
+
+def _rows_of_all(view: RunView, record: str, step: int | None) -> pa.Table:
+    """Where no phase has such rows, what is wrong is said of the newest."""
+    if view.phases == [MAIN]:
+        return _rows_of(view, record, step)
+    name, stages = TABLES[record]
+    stages = ("prompts",) if record in DATASETS and step is not None else stages
+    having = [
+        part for part in view.by_phase() if any(step in (None, entry.step) for entry, _ in part.refs(stages, name))
+    ]
+    tables = [(part.phase, _rows_of(part, record, step)) for part in having or [view.of_phase()]]
+    return pa.concat_tables(
+        rows.append_column("phase", pa.repeat(pa.scalar(phase, pa.large_string()), rows.num_rows))
+        for phase, rows in tables
+    )
 
 
 def _rows_of(view: RunView, record: str, step: int | None) -> pa.Table:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from data_contracts.errors import DamagedTable
+from data_contracts.refs import MAIN
 from flows.inspect.deleted import deletions_of, spans
 from flows.inspect.run import RunView, list_run_names, open_run
 from flows.inspect.terminal import print_columns
@@ -22,7 +23,7 @@ from rft_core.recipes import recipe_digest
 
 EVALUATION_COLUMNS = ["step", "policy_version", "suite", "metric", "value", "low", "high", "num_prompts"]
 COUNTED = {"rewards": "status", "advantages": "drop_reason"}  # the column whose values are counted
-HEAD_KEYS = ("run", "state", "step", "steps", "recipe_digest", "last_checkpoint", "weights_digest")
+HEAD_KEYS = ("run", "state", "phase", "step", "steps", "recipe_digest", "last_checkpoint", "weights_digest")
 
 
 def status_of(root: str, run: str) -> dict[str, Any]:
@@ -30,7 +31,8 @@ def status_of(root: str, run: str) -> dict[str, Any]:
     view = open_run(root, run)
     return {
         **head_of(view),
-        "pins": view.pins().names(),
+        "phases": [phase_of(part) for part in map(view.of_phase, view.phases)],
+        "pins": list(dict.fromkeys(name for part in map(view.of_phase, view.phases) for name in part.pins().names())),
         "deleted": [deletion.to_json() for deletion in deletions_of(view)],
         "counts": counts_of(view),
         "timings": timings_of(view),
@@ -59,12 +61,15 @@ def list_runs(root: str) -> list[dict[str, Any]]:
 
 
 def head_of(view: RunView) -> dict[str, Any]:
-    """Run, state, step of steps, digests. `error` is there only when the run recorded one."""
+    """Run, state, the newest phase that began, step of steps over all phases, digests. `error` is there only when the
+    run recorded one.
+    """
     checkpoints = view.checkpoints()
     kept = [checkpoint for checkpoint in checkpoints if checkpoint.is_there]
     head = {
         "run": view.name,
         "state": view.state,
+        "phase": view.of_phase().phase,
         "step": view.last_step,
         "steps": view.steps,
         "recipe_digest": view.head.get("recipe_digest") or _recipe_digest(view),
@@ -74,14 +79,24 @@ def head_of(view: RunView) -> dict[str, Any]:
     return {**head, "error": view.error} if view.error else head
 
 
+def phase_of(view: RunView) -> dict[str, Any]:
+    """How far a phase is, and the weights that it left."""
+    checkpoints = view.checkpoints()
+    digest = checkpoints[-1].weights_digest if checkpoints else None
+    return {"phase": view.phase, "step": view.last_step, "steps": view.steps, "weights_digest": digest}
+
+
 def counts_of(view: RunView) -> dict[str, int]:
     """Rows of the training stages; dropped_<reason> counts advantage rows, quarantined_<reason> source rows.
 
     `generated_tokens` is what engines really produced for this run, training and evaluation, crashes included.
     """
-    dataset = view.dataset_ref()
+    found = {ref for part in view.by_phase() if (ref := part.dataset_ref()) is not None}
+    datasets = {
+        record: sum(ref.rows for ref in found if ref.record == record) for record in sorted({r.record for r in found})
+    }
     counts = {
-        dataset.record if dataset is not None else "prompts": dataset.rows if dataset is not None else 0,
+        **(datasets or {"prompts": 0}),
         "rollouts": _rows(view, "rollouts", "rollouts"),
         "rewards": _rows(view, "rewards", "rewards"),
         "unscored": 0,
@@ -126,9 +141,9 @@ def _tokens_of(line: str) -> int:
 def timings_of(view: RunView) -> dict[str, dict[str, float]]:
     """Median seconds per stage over the entries that this run computed itself."""
     seconds: dict[str, list[float]] = defaultdict(list)
-    for entry in view.ledger.entries():
+    for entry in view.entries():
         if not entry.reused and not entry.pinned_from:
-            seconds[entry.stage].append(entry.seconds)
+            seconds[entry.stage if entry.phase == MAIN else f"{entry.phase}/{entry.stage}"].append(entry.seconds)
     return {
         stage: {"median_seconds": statistics.median(values), "total_seconds": sum(values), "entries": len(values)}
         for stage, values in seconds.items()
@@ -136,18 +151,22 @@ def timings_of(view: RunView) -> dict[str, dict[str, float]]:
 
 
 def evaluations_of(view: RunView) -> list[dict[str, Any]]:
-    """Every evaluated metric, ordered by step."""
+    """Every evaluated metric, ordered by phase and step."""
     rows = [
-        row
-        for _, ref in view.refs("evaluation", "evaluations")
+        {"phase": entry.phase, **row}
+        for entry, ref in view.refs("evaluation", "evaluations")
         for row in view.store.read(ref, EVALUATION_COLUMNS).to_pylist()
     ]
-    return sorted(rows, key=lambda row: (row["step"], row["suite"], row["metric"]))
+    order = view.phases.index
+    return sorted(rows, key=lambda row: (order(row["phase"]), row["step"], row["suite"], row["metric"]))
 
 
 def print_status(status: dict[str, Any], console: Console) -> None:
     """The status for people; plain tab-separated lines when the output is not a terminal."""
-    head = [(key, status[key]) for key in (*HEAD_KEYS, "error") if status.get(key) is not None]
+    head = [(key, status[key]) for key in (*HEAD_KEYS, "error") if status.get(key) is not None and status[key] != MAIN]
+    has_phases = status["phase"] != MAIN
+    if has_phases:
+        head += [(f"phase {part['phase']}", f"step {part['step']} of {part['steps']}") for part in status["phases"]]
     head += [("pinned", name) for name in status["pins"]]
     print_columns(console, "run", ["what", "value"], head)
     print_columns(console, "counts", ["what", "count"], list(status["counts"].items()))
@@ -159,6 +178,7 @@ def print_status(status: dict[str, Any], console: Console) -> None:
     print_columns(console, "time of a stage", ["stage", "median", "times"], timings)
     rows = [
         (
+            *([e["phase"]] if has_phases else []),
             e["step"],
             e["suite"],
             e["metric"],
@@ -168,7 +188,8 @@ def print_status(status: dict[str, Any], console: Console) -> None:
         )
         for e in status["evaluations"]
     ]
-    print_columns(console, "evaluations", ["step", "suite", "metric", "value", "95 % interval", "prompts"], rows)
+    columns = ["step", "suite", "metric", "value", "95 % interval", "prompts"]
+    print_columns(console, "evaluations", ["phase"] * has_phases + columns, rows)
 
 
 def print_runs(heads: list[dict[str, Any]], console: Console) -> None:

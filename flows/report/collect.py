@@ -14,7 +14,7 @@ from flows.inspect.learned import Change, changes_of, reward_change
 from flows.inspect.lineage import Graph
 from flows.inspect.metrics import metrics_of
 from flows.inspect.run import RunView, open_run
-from flows.inspect.status import status_of
+from flows.inspect.status import evaluations_of, status_of
 from rft_core.seeds import derive
 
 QUARANTINE_SHOWN = 20
@@ -53,16 +53,25 @@ class DataReport:
 
 
 @dataclass(frozen=True)
+class PhaseReport:
+    """What one phase learned, of what data, and by which curves."""
+
+    phase: str
+    metrics: dict[str, list[Any]]
+    evaluations: list[dict[str, Any]]
+    changes: list[Change]
+    reward: dict[str, Any] | None
+    samples: list[Sample]
+    data: DataReport | None
+
+
+@dataclass(frozen=True)
 class ReportData:
     """Everything on the page."""
 
     view: RunView
     status: dict[str, Any]
-    metrics: dict[str, list[Any]]
-    changes: list[Change]
-    reward: dict[str, Any] | None
-    samples: list[Sample]
-    data: DataReport | None
+    phases: list[PhaseReport]
     lineage: dict[str, Any]
     provenance: dict[str, Any]
 
@@ -73,13 +82,21 @@ def collect(root: str, run: str) -> ReportData:
     return ReportData(
         view=view,
         status=status_of(root, run),
+        phases=[_phase_report(part) for part in view.by_phase()],
+        lineage=_lineage(view),
+        provenance=_provenance(view),
+    )
+
+
+def _phase_report(view: RunView) -> PhaseReport:
+    return PhaseReport(
+        phase=view.phases[0] if view.phase is None else view.phase,
         metrics=metrics_of(view).to_pydict(),
+        evaluations=evaluations_of(view),
         changes=changes_of(view),
         reward=reward_change(view),
         samples=_samples(view),
         data=_data_report(view),
-        lineage=_lineage(view),
-        provenance=_provenance(view),
     )
 
 
@@ -202,7 +219,7 @@ def _lineage(view: RunView) -> dict[str, Any]:
 
 def _provenance(view: RunView) -> dict[str, Any]:
     """Versions and fingerprint that the newest table's manifest names; the run's own where there is none."""
-    for entry in reversed(view.ledger.entries()):
+    for entry in reversed(view.entries()):
         for ref in entry.refs.values():
             found = view.store.manifest(ref)["provenance"]
             if "versions" in found:

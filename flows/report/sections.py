@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from data_contracts.reasons import REASONS
+from data_contracts.refs import MAIN
 from data_contracts.tombstones import remake_command
 from flows.inspect.learned import Change
 from flows.inspect.lineage import deleted_label
 from flows.report.charts import draw, format_value
-from flows.report.collect import ReportData, Sample
+from flows.report.collect import PhaseReport, ReportData, Sample
 from flows.report.markup import Markup, join, tag
 from flows.report.plots import charts_of
 
@@ -19,12 +20,15 @@ TEXT_SHOWN = 4000
 
 def header(data: ReportData) -> Markup:
     """Name, state, and in one line what was trained on what by what."""
-    status, recipe = data.status, data.view.recipe
-    model = str(recipe.get("model", {}).get("path", "")).rstrip("/").rpartition("/")[2]
+    status = data.status
+    recipes = [data.view.of_phase(phase).recipe for phase in data.view.phases]
+    named = [
+        [str(recipe.get("model", {}).get("path", "")).rstrip("/").rpartition("/")[2] for recipe in recipes[:1]],
+        [recipe.get("algorithm", {}).get("name") for recipe in recipes],
+        [str(recipe.get("data", {}).get("source", "")).rpartition("/")[2] for recipe in recipes],
+    ]
     facts = [
-        model,
-        recipe.get("algorithm", {}).get("name"),
-        str(recipe.get("data", {}).get("source", "")).rpartition("/")[2],
+        *(", ".join(dict.fromkeys(name for name in names if name)) for names in named),
         f"step {status['step']} of {status['steps']}",
         data.view.head.get("created_at", "")[:16].replace("T", " "),
     ]
@@ -41,7 +45,19 @@ def _navigation() -> Markup:
     return tag("nav", *(tag("a", title, href=f"#{name}") for name, (title, _) in SECTIONS.items()))
 
 
-def learned(data: ReportData) -> Markup:
+def by_phase(draw_phase: Callable[[ReportData, PhaseReport], Markup]) -> Callable[[ReportData], Markup]:
+    """A section that shows each phase under its name; a run of one phase needs none."""
+
+    def drawn(data: ReportData) -> Markup:
+        parts = [draw_phase(data, phase) for phase in data.phases]
+        if data.phases[0].phase == MAIN:
+            return parts[0]
+        return join([join([tag("h3", phase.phase), part]) for phase, part in zip(data.phases, parts, strict=True)])
+
+    return drawn
+
+
+def learned(_: ReportData, data: PhaseReport) -> Markup:
     """Cards: each metric first -> last with the paired difference; a sentence that says it in words."""
     cards = [_change_card(change) for change in data.changes]
     if data.reward is not None:
@@ -92,8 +108,8 @@ def _card(name: str, first: float, last: float, paired: str | None, note: str) -
     )
 
 
-def plots(data: ReportData) -> Markup:
-    drawn = [draw(chart) for chart in charts_of(data.metrics, data.status["evaluations"])]
+def plots(_: ReportData, data: PhaseReport) -> Markup:
+    drawn = [draw(chart) for chart in charts_of(data.metrics, data.evaluations)]
     if not drawn:
         return tag("p", "No step has finished yet.", class_="note")
     return tag("div", *drawn, class_="charts")
@@ -118,9 +134,10 @@ def rows(data: ReportData) -> Markup:
     return join([both, *deleted])
 
 
-def samples(data: ReportData) -> Markup:
+def samples(report: ReportData, data: PhaseReport) -> Markup:
     if not data.samples:
-        is_deleted = any(deletion["what"] == "rewards" for deletion in data.status["deleted"])
+        gone = [(deletion["what"], deletion["phase"]) for deletion in report.status["deleted"]]
+        is_deleted = ("rewards", data.phase) in gone
         return tag("p", "All were deleted." if is_deleted else "No rollout has a reward yet.", class_="note")
     return tag("div", *(_sample_card(sample) for sample in data.samples), class_="samples")
 
@@ -146,7 +163,7 @@ def _sample_card(sample: Sample) -> Markup:
     )
 
 
-def data_report(data: ReportData) -> Markup:
+def data_report(_: ReportData, data: PhaseReport) -> Markup:
     """Rows by split and source, rejects by reason with examples, checks of the contract."""
     found = data.data
     if found is None:
@@ -292,11 +309,11 @@ DROP_REASONS = {
 
 # Name in the address -> title and what draws it, in the page's order.
 SECTIONS = {
-    "learned": ("What was learned", learned),
-    "plots": ("Training", plots),
-    "samples": ("Sample rollouts", samples),
+    "learned": ("What was learned", by_phase(learned)),
+    "plots": ("Training", by_phase(plots)),
+    "samples": ("Sample rollouts", by_phase(samples)),
     "rows": ("Rows through the pipeline", rows),
-    "data": ("Data", data_report),
+    "data": ("Data", by_phase(data_report)),
     "places": ("Where things are", places),
     "lineage": ("Lineage", lineage),
     "recipe": ("Recipe", recipe),

@@ -10,6 +10,7 @@ from rft_core.errors import SettingsError
 from rft_core.hardware import resolve_device, resolve_dtype
 from rft_core.model_folder import resolve_model_path
 from rft_core.model_reading import HEADS, check_model_folder
+from rft_core.phases import NAMES_PHASE
 from rft_core.rewards.model_settings import ScoringModelSettings
 from rft_core.rewards.settings import RewardFunction, RewardSettings
 
@@ -28,7 +29,7 @@ def resolve_scoring_models(
     settings: RewardSettings, root: Path, began_with: RewardSettings | None = None
 ) -> RewardSettings:
     """With the absolute folder of each model, its device and its dtype. A resumed run keeps what it began with where
-    the recipe leaves the choice.
+    the recipe leaves the choice. What an earlier phase trains has no folder yet.
 
     Raises SettingsError and ModelUnreadable as resolve_model_path does.
     """
@@ -45,8 +46,10 @@ def resolve_scoring_models(
             }
             section = section.model_copy(update=choices)
             device = resolve_device(section.device)
+            setting = f"{function.name}.path of {function.component}"
+            is_phase = section.path.startswith(NAMES_PHASE)
             found = {
-                "path": str(resolve_model_path(section.path, root, f"{function.name}.path of {function.component}")),
+                "path": section.path if is_phase else str(resolve_model_path(section.path, root, setting)),
                 "device": device,
                 "dtype": resolve_dtype(section.dtype, device),
             }

@@ -59,7 +59,7 @@ def bare_seconds(root: Path, name: str, steps: int) -> list[float]:
     from rft_core.policy import Policy
     from rft_core.train_state import TrainState
     from rft_core.update import update_policy
-    from tasks.runs import read_recipe
+    from tasks.resuming import read_recipe
 
     recipe = read_recipe(root / "runs" / name)
     ledger, store = Ledger(root / "runs" / name), Store(str(root))

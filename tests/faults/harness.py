@@ -165,11 +165,15 @@ def all_digests(root: Path, run: str) -> dict[str, Any]:
     entries = Ledger(root / "runs" / run).entries()
     digests: dict[str, Any] = {}
     for entry in entries:
-        slot = f"{entry.step}.{entry.stage}.{entry.round}"
+        phase = "" if entry.phase == "main" else f"{entry.phase}."
+        slot = f"{phase}{entry.step}.{entry.stage}.{entry.round}"
         digests[slot] = {record: [ref.key, ref.digest, ref.rows] for record, ref in entry.refs.items()}
         digests[slot]["policy"] = entry.policy.policy_id if entry.policy else None
-    last = [entry.policy.policy_id for entry in entries if entry.stage == "checkpoint"][-1]
-    digests["weights"] = json.loads((root / "checkpoints" / last / "manifest.json").read_text())["weights_digest"]
+    for phase in {entry.phase for entry in entries}:
+        last = [entry.policy for entry in entries if (entry.stage, entry.phase) == ("checkpoint", phase)][-1]
+        assert last is not None
+        manifest = json.loads((root / "checkpoints" / last.policy_id / "manifest.json").read_text())
+        digests["weights" if phase == "main" else f"weights of {phase}"] = manifest["weights_digest"]
     return digests
 
 

@@ -8,7 +8,7 @@ from flows.live import LiveWatcher
 
 
 def lines(capsys, *finished: tuple[str, dict]) -> list[str]:
-    watcher = LiveWatcher("x", 3)
+    watcher = LiveWatcher("x", {"main": 3})
     for stage, summary in finished:
         watcher.finished(stage, summary)
     return [re.sub(r"  [0-9.]+ s$", "", line) for line in capsys.readouterr().out.splitlines()]

@@ -16,7 +16,8 @@ from flows.rerun import rerun
 from flows.train import train
 from rft_core.checkpoint import weights_digest
 from rft_core.recipes import load_recipe
-from tasks.runs import close_run, open_run, read_recipe
+from tasks.resuming import read_recipe
+from tasks.runs import close_run, open_run
 from tests.faults.harness import all_digests, generated_blocks
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_server")]

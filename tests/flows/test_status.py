@@ -92,7 +92,8 @@ def test_timings_are_medians(status):
 def test_evaluations_follow_the_contract(status):
     rows = status["evaluations"]
     assert [row["step"] for row in rows] == [0] * 4 + [2] * 4 + [4] * 4
-    assert set(rows[0]) == {"step", "policy_version", "suite", "metric", "value", "low", "high", "num_prompts"}
+    keys = {"phase", "step", "policy_version", "suite", "metric", "value", "low", "high", "num_prompts"}
+    assert set(rows[0]) == keys and {row["phase"] for row in rows} == {"main"}
     sampled = {row["step"]: row["value"] for row in rows if row["metric"] == "sampled_accuracy"}
     assert sampled == {0: 3 / 8, 2: 6 / 8, 4: 1.0}
 

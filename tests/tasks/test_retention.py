@@ -14,8 +14,8 @@ from data_contracts.store import Store
 from data_contracts.tombstones import Tombstone
 from rft_core.config import RetentionSettings
 from tasks.context import RunContext
+from tasks.resuming import read_recipe
 from tasks.retention import is_kept_for_good, prune_checkpoints
-from tasks.runs import read_recipe
 from tasks.stage import Slot, commit, reuse
 from tests.flows.sample_run import ROOT_POLICY, build_sample_run
 

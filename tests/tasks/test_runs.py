@@ -6,11 +6,13 @@ import pytest
 
 from data_contracts.errors import DamagedTable, SettingsError
 from rft_core.config import Recipe
-from tasks.runs import open_run, read_recipe, read_run, resolved
+from tasks.resuming import read_recipe, read_run
+from tasks.runs import open_run, resolved
 
+ROOT = Path("unused")
 SETTINGS = {
     "steps": 1,
-    "model": {"path": "m", "device": "cpu"},
+    "model": {"path": str(Path(__file__).parent), "device": "cpu"},
     "data": {"source": "reasoning_gym:chain_sum"},
     "reward": {"functions": [{"name": "numeric_answer"}]},
 }
@@ -22,7 +24,7 @@ def recipe(**sections):
 
 
 def test_nothing_is_left_to_the_machine():
-    found = resolved(recipe(), Path("m"))
+    found = resolved(recipe(), ROOT)
     assert found.model.dtype in ("float32", "bfloat16")
     assert found.training.checkpoint_every == 10
     assert found.execution.threads >= 1
@@ -30,13 +32,13 @@ def test_nothing_is_left_to_the_machine():
 
 def test_a_resumed_run_keeps_what_its_first_machine_chose():
     first = recipe(model={"dtype": "bfloat16"}, training={"checkpoint_every": 7}, execution={"threads": 63})
-    found = resolved(recipe(), Path("m"), first)
+    found = resolved(recipe(), ROOT, first)
     assert (found.model.dtype, found.training.checkpoint_every, found.execution.threads) == ("bfloat16", 7, 63)
 
 
 def test_what_the_recipe_says_is_not_overruled():
     first = recipe(model={"dtype": "bfloat16"}, execution={"threads": 63})
-    found = resolved(recipe(model={"dtype": "float32"}, execution={"threads": 2}), Path("m"), first)
+    found = resolved(recipe(model={"dtype": "float32"}, execution={"threads": 2}), ROOT, first)
     assert (found.model.dtype, found.execution.threads) == ("float32", 2)
 
 

@@ -46,6 +46,7 @@ NEUTRAL = {
     "rft_core.errors",
     "rft_core.preference_settings",
     "rft_core.hardware",
+    "rft_core.phases",
     "rft_core.settings",
 }
 # A file that two stages share imports more than either needs.
