@@ -64,6 +64,7 @@ def preferred(
 
 
 TWO_STEPS = "training.mini_batches=2"  # the second optimizer step of a batch meets ratios other than 1
+STALE = "rollout.ahead=1"  # completions of the policy one step back
 
 CASES = {
     case.name: case
@@ -77,7 +78,7 @@ CASES = {
         preferred("kto", "data.unpair=true", record="labelled", first_loss=0.5),
         preferred(
             "reward_model",
-            "steps=40",
+            "steps=60",
             "rollout.prompts_per_step=64",
             metric="preference_accuracy",
             margin=0.9,
@@ -90,5 +91,17 @@ CASES = {
         sampled("gspo"),
         sampled("rloo"),
         sampled("reinforce_plus_plus", TWO_STEPS),
+        sampled("online_dpo", margin=0.2),
+        sampled("topr", STALE, "algorithm.advantage=group_mean"),
+        sampled("m2po", STALE),
+        sampled("opmd", STALE),
+        sampled("remax"),
+        sampled("dr_grpo", TWO_STEPS),
+        sampled("reinforce_plus_plus_baseline", TWO_STEPS),
+        sampled("gdpo", TWO_STEPS),
+        sampled("gmpo", TWO_STEPS),
+        sampled("sapo", TWO_STEPS),
+        sampled("vespo", STALE),
+        sampled("dppo_tv", STALE, TWO_STEPS),
     )
 }
