@@ -25,6 +25,8 @@ def launch_train(
     """Run or resume the train flow under its name; ends with what was learned."""
     check_run_name(name)  # what is wrong is said before a server is started
     resolve_model_path(recipe.model.path, root)
+    if recipe.evaluation.reference is not None:
+        resolve_model_path(recipe.evaluation.reference, root, "evaluation.reference")
     _find_modules_here()
     with prefect_server(root):
         from flows.train import WATCHERS, train

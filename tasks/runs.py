@@ -53,6 +53,7 @@ STAGE_OF_IDENTITY = {
     "grader": "rewards",
     "algorithm": "advantages",
     "critic": "advantages",
+    "reference": "update",
 }
 # Settings that a recipe may leave to the machine: chosen once, at the start of a run.
 CHOICES = (("model", "device"), ("model", "dtype"), ("training", "checkpoint_every"), ("execution", "threads"))
@@ -87,7 +88,7 @@ def open_run(
     model_folder = resolve_model_path(recipe.model.path, root)
     folder = run_folder(root, name)
     began_with = read_recipe(folder) if read_run(folder) is not None else None
-    recipe = resolved(recipe, model_folder, began_with)
+    recipe = resolved(with_reference_folder(recipe, root), model_folder, began_with)
     reward = resolve_scoring_models(recipe.reward, root, began_with.reward if began_with else None)
     recipe = recipe.model_copy(update={"reward": reward, "critic": _resolved_critic(recipe.critic, root)})
     use_threads(recipe.execution.threads)
@@ -136,6 +137,14 @@ def close_run(context: RunContext) -> None:
         context.ledger.lease.release()
 
 
+def with_reference_folder(recipe: Recipe, root: Path) -> Recipe:
+    """The recipe with the folder that evaluation.reference means. Raises as resolve_model_path does."""
+    if recipe.evaluation.reference is None:
+        return recipe
+    folder = resolve_model_path(recipe.evaluation.reference, root, "evaluation.reference")
+    return recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"reference": str(folder)})})
+
+
 def resolved(recipe: Recipe, model_folder: Path, began_with: Recipe | None = None) -> Recipe:
     """The recipe with everything that is measured or chosen once filled in; written into the run as content.
 
@@ -182,6 +191,8 @@ def identify(recipe: Recipe, model_folder: Path, pinned: dict[str, str], grader_
         "policy": digest_of({"model": model, **settings}),
         "grader": grader_digest,
     }
+    if recipe.evaluation.reference is not None:
+        identity["reference"] = model_digest(Path(recipe.evaluation.reference))
     if recipe.algorithm.paths():
         from rft_core.resolve import check, resolve_algorithm
         from rft_core.user_algorithm import algorithm_code

@@ -35,6 +35,7 @@ COMMANDS = {
     "show": {"--step", "--where", "--limit", "--format", "--root"},
     "lineage": {"--root", "--json"},
     "report": {"--out", "--root"},
+    "compare": {"--root", "--json"},
     "export": {"--to", "--adapter", "--root"},
     "prune": {"--yes", "--keep-last", "--keep-every", "--root", "--json"},
     "pin": {"--step", "--remove", "--root"},
