@@ -56,7 +56,8 @@ def preferred(
     least: float | None = None,
     first_loss: float | None = None,
 ) -> Case:
-    """Held-out margin in nats, from 0, of right answers over those of other prompts; half the control's are flipped."""
+    """Held-out margin in nats, from 0, of right answers over those of other prompts. The control compares two answers
+    of other prompts: with flipped pairs, whose one side is right, likelihood of either side would teach the task."""
     files = ("data.source={task}/pairs-train.jsonl", "data.heldout_source={task}/pairs-heldout.jsonl")
     own = (f"algorithm.name={name}", f"data.record={record}", *files, *sets)
     control = ("data.source={task}/pairs-control.jsonl",)

@@ -44,13 +44,14 @@ def write_task(folder: Path, seed: int = 0) -> Path:
         _write(folder / f"answers-{part}.jsonl", [{"prompt": p, "completion": a} for p, a in chosen])
         compared = [{"prompt": p, "chosen": a, "rejected": w} for (p, a), w in zip(chosen, wrong, strict=True)]
         _write(folder / f"pairs-{part}.jsonl", compared)
-        if part == "train":  # the controls: held-out rows stay true
-            flipped = [draw.choice((row, _flipped(row))) for row in compared]
-            _write(folder / "pairs-control.jsonl", flipped)
-            _write(
-                folder / "answers-control.jsonl",
-                [{"prompt": p, "completion": w} for (p, _), w in zip(chosen, wrong, strict=True)],
-            )
+        if part == "train":  # the controls, whose completions are all of other prompts; held-out rows stay true
+            rows = [{"prompt": p, "completion": w} for (p, _), w in zip(chosen, wrong, strict=True)]
+            _write(folder / "answers-control.jsonl", rows)
+            others = _dealt_out(chosen, draw, wrong)
+            rows = [
+                {"prompt": p, "chosen": w, "rejected": o} for (p, _), w, o in zip(chosen, wrong, others, strict=True)
+            ]
+            _write(folder / "pairs-control.jsonl", rows)
     for beside in (*RECIPES.glob("*.yaml"), RECIPES.parent / "rewards.py", RECIPES.parent / "shuffled.py"):
         shutil.copy(beside, folder)
     make_model(folder / "model", seed, [prompt for prompt, _ in pairs[NUM_TRAIN:]])
@@ -124,20 +125,20 @@ def _config(vocabulary: int) -> LlamaConfig:
     )
 
 
-def _dealt_out(pairs: list[Pair], draw: random.Random) -> list[str]:
-    """For each pair the answer of another, a different one: the same answers, no information."""
+def _dealt_out(pairs: list[Pair], draw: random.Random, taken: list[str] | None = None) -> list[str]:
+    """For each pair the answer of another: the same answers, no information. It differs from the pair's own, and from
+    that which is taken already."""
     own = [answer for _, answer in pairs]
+    refused = [{answer} for answer in own]
+    if taken is not None:
+        refused = [{answer, other} for answer, other in zip(own, taken, strict=True)]
     dealt = draw.sample(own, len(own))
     for index in range(len(own)):
-        while dealt[index] == own[index]:
+        while dealt[index] in refused[index]:
             other = draw.randrange(len(own))
-            if own[index] != dealt[other] and own[other] != dealt[index]:
+            if dealt[other] not in refused[index] and dealt[index] not in refused[other]:
                 dealt[index], dealt[other] = dealt[other], dealt[index]
     return dealt
-
-
-def _flipped(pair: dict[str, str]) -> dict[str, str]:
-    return {**pair, "chosen": pair["rejected"], "rejected": pair["chosen"]}
 
 
 def _write(path: Path, rows: list[dict[str, str]]) -> None:
