@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 import yaml
@@ -90,7 +91,7 @@ def test_a_file_without_a_turn_to_train_stops_before_training(tmp_path):  # tr-0
     assert Ledger(tmp_path / "root/runs/x").entries("update") == []
 
 
-def mean_logprobs_of(folder: Path, made: list[dict[str, Any]]) -> list[list[float]]:
+def logprobs_of(folder: Path, made: list[dict[str, Any]]) -> list[list[float]]:
     """Of each completion's tokens, by a plain forward pass of a model folder."""
     module = AutoModelForCausalLM.from_pretrained(folder)
     found = []
@@ -105,16 +106,15 @@ def mean_logprobs_of(folder: Path, made: list[dict[str, Any]]) -> list[list[floa
 
 def test_the_engine_samples_from_the_adapter_as_trained(tmp_path, recipe_file):  # tr-09
     """Each step's rollouts have the logprobs of the model with the adapter as it was then, and its name."""
-    lora = ("model.lora_rank=4", "rollout.prompts_per_step=2")
     policies, folders = [], [recipe_file.parent / "model"]
     for step in (1, 2, 3):
-        run(tmp_path, recipe_file, *lora, f"steps={step}", "evaluation.every=0")
+        run(tmp_path, recipe_file, "model.lora_rank=4", f"steps={step}", "evaluation.every=0")
         made = rows(tmp_path, step, "rollouts")
         policies.append({row["policy_id"] for row in made})
         sampled = [row["behaviour_logprobs"] for row in made]
-        assert sampled == [pytest.approx(each, abs=1e-3) for each in mean_logprobs_of(folders[-1], made)]
+        assert sampled == [pytest.approx(each, abs=1e-3) for each in logprobs_of(folders[-1], made)]
         if step > 1:  # the adapter matters
-            base = mean_logprobs_of(folders[0], made)
+            base = logprobs_of(folders[0], made)
             gaps = [abs(a - b) for one, two in zip(sampled, base, strict=True) for a, b in zip(one, two, strict=True)]
             assert max(gaps) > 0.02
         folders.append(export_run(tmp_path, "x", tmp_path / f"merged-{step}"))
@@ -164,11 +164,9 @@ def test_what_was_sampled_is_trained_not_what_its_text_encodes_to(tmp_path):  # 
     )
     assert update["sampling_logp_difference_max"] < 1e-4  # the trainer saw the engine's own tokens
     rollouts = table(root, 1, "rollouts")
-    place = rollouts.schema.get_field_index("behaviour_logprobs")
-    shorter = [values[:-1] for values in rollouts["behaviour_logprobs"].to_pylist()]
-    field = rollouts.schema.field(place)
+    shorter = [{**row, "behaviour_logprobs": row["behaviour_logprobs"][:-1]} for row in made]
     with pytest.raises(ContractError, match="behaviour_logprobs"):
-        check_table(rollouts.set_column(place, field, [shorter]), "rollouts")
+        check_table(pa.Table.from_pylist(shorter, schema=rollouts.schema), "rollouts")
 
 
 def test_a_checkpoint_that_was_never_finished_is_passed_by(tmp_path, recipe_file):  # tr-13
