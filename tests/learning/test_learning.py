@@ -3,7 +3,9 @@ seeds: `make learning`."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
@@ -113,8 +115,10 @@ class Row:
 
 def test_the_reward_is_the_share_of_digits(task, monkeypatch):
     monkeypatch.syspath_prepend(str(task))
-    from rewards import matches, matches_dealt_out
-
+    rewards = importlib.import_module("rewards")  # as a run finds it: beside the recipe
+    for name in ("rewards", "shuffled"):
+        monkeypatch.delitem(sys.modules, name)
+    matches, matches_dealt_out = rewards.matches, rewards.matches_dealt_out
     given = [Row(text, rollout_id=text) for text in ("42", "41", "24", "4", "421", "")]
     assert matches(given) == [1.0, 0.5, 0.0, 0.0, 0.0, 0.0]
     dealt = matches_dealt_out(given)
