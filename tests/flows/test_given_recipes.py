@@ -13,26 +13,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from data_contracts.ledger import Ledger
-from data_contracts.store import Store
 from flows.evaluate import evaluation_recipe
 from flows.export import export_run
 from flows.train import train
 from rft_core.errors import SettingsError
 from rft_core.recipes import load_recipe
+from tests.flows.recipe_rows import SMALL, logprobs, rows, table
 from tests.tiny import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_server")]
-SMALL = [
-    "steps=2",
-    "model.dtype=float32",
-    "model.device=cpu",
-    "rollout.prompts_per_step=6",
-    "training.learning_rate=0.003",
-    "evaluation={every: 2, prompts: 8}",
-    "execution.threads=1",
-    "execution.retries=0",
-]
-Row = dict[str, Any]
+FEW = ["rollout.prompts_per_step=6", "evaluation={every: 2, prompts: 8}"]
 
 
 @pytest.fixture(scope="module")
@@ -41,30 +31,7 @@ def model(tmp_path_factory):
 
 
 def run(root: Path, model: Path, recipe: str, *overrides: str, name: str = "x") -> None:
-    train(recipe=load_recipe(recipe, [*SMALL, f"model.path={model}", *overrides]), run=name, root=str(root))
-
-
-def table(root: Path, step: int, stage: str, record: str | None = None, name: str = "x") -> list[Row]:
-    entry = Ledger(root / "runs" / name).get("main", step, stage)
-    return Store(str(root)).read(entry.refs[record or stage]).to_pylist()
-
-
-def rows(root: Path, step: int = 1) -> list[Row]:
-    """Rollouts with their rewards and credit."""
-    merged: dict[str, Row] = {}
-    for stage in ("rollouts", "rewards", "advantages"):
-        for row in table(root, step, stage):
-            merged.setdefault(row["rollout_id"], {}).update(row)
-    return list(merged.values())
-
-
-def logprobs(module: Any, row: Row) -> torch.Tensor:
-    """Of the completion's trained tokens, by the model itself."""
-    ids = torch.tensor([*row["prompt_token_ids"], *row["completion_token_ids"]])
-    with torch.no_grad():
-        scores = module(ids[None]).logits[0].double().log_softmax(-1)
-    of_targets = scores[:-1].gather(1, ids[1:, None])[:, 0][len(row["prompt_token_ids"]) - 1 :]
-    return of_targets[torch.tensor(row["completion_mask"])]
+    train(recipe=load_recipe(recipe, [*SMALL, *FEW, f"model.path={model}", *overrides]), run=name, root=str(root))
 
 
 def metrics(root: Path, step: int) -> dict[str, float]:

@@ -6,34 +6,20 @@ from __future__ import annotations
 import math
 import statistics
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM
 
 from data_contracts.ledger import Ledger
-from data_contracts.store import Store
 from flows.train import train
 from rft_core.recipes import load_recipe
 from tests.faults.harness import REWARD
+from tests.flows.recipe_rows import SMALL, Row, logprobs, rows, table
 from tests.tiny import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_server")]
-SMALL = [
-    "steps=2",
-    "model.dtype=float32",
-    "model.device=cpu",
-    "data.size=60",
-    "rollout.prompts_per_step=4",
-    "rollout.max_completion_tokens=6",
-    "training.learning_rate=0.003",
-    "training.checkpoint_every=1",
-    "evaluation.every=0",
-    "execution.threads=1",
-    "execution.retries=0",
-]
-Row = dict[str, Any]
+FEW = ["data.size=60", "rollout.prompts_per_step=4", "rollout.max_completion_tokens=6"]
+KEPT = ["training.checkpoint_every=1", "evaluation.every=0"]
 
 
 @pytest.fixture(scope="module")
@@ -44,21 +30,11 @@ def model(tmp_path_factory):
 def run(root: Path, model: Path, recipe: str, *overrides: str) -> None:
     (root / "rewards.py").write_text(REWARD)
     reward = f"reward.functions.0={{name: custom, path: {root}/rewards.py:low_letters, label: numeric_answer}}"
-    train(recipe=load_recipe(recipe, [*SMALL, f"model.path={model}", reward, *overrides]), run="x", root=str(root))
-
-
-def table(root: Path, step: int, stage: str, record: str | None = None) -> list[Row]:
-    entry = Ledger(root / "runs/x").get("main", step, stage)
-    return Store(str(root)).read(entry.refs[record or stage]).to_pylist()
-
-
-def rows(root: Path, step: int = 1) -> list[Row]:
-    """Rollouts with their rewards and credit."""
-    merged: dict[str, Row] = {}
-    for stage in ("rollouts", "rewards", "advantages"):
-        for row in table(root, step, stage):
-            merged.setdefault(row["rollout_id"], {}).update(row)
-    return list(merged.values())
+    train(
+        recipe=load_recipe(recipe, [*SMALL, *FEW, *KEPT, f"model.path={model}", reward, *overrides]),
+        run="x",
+        root=str(root),
+    )
 
 
 def groups(made: list[Row]) -> dict[str, list[Row]]:
@@ -66,14 +42,6 @@ def groups(made: list[Row]) -> dict[str, list[Row]]:
     for row in made:
         found.setdefault(row["group_id"], []).append(row)
     return found
-
-
-def logprobs(module: Any, row: Row) -> torch.Tensor:
-    """Of the completion's tokens, by the model itself."""
-    ids = torch.tensor([*row["prompt_token_ids"], *row["completion_token_ids"]])
-    with torch.no_grad():
-        scores = module(ids[None]).logits[0].double().log_softmax(-1)
-    return scores[:-1].gather(1, ids[1:, None])[:, 0][len(row["prompt_token_ids"]) - 1 :]
 
 
 def folder_of(root: Path, step: int) -> Path:

@@ -19,26 +19,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from data_contracts.errors import ContractError
 from data_contracts.ledger import Ledger
-from data_contracts.store import Store
+from data_contracts.schemas import RECORDS
 from data_contracts.validation import check_table
 from flows.export import export_run
 from flows.train import train
 from rft_core.errors import ContentChanged
 from rft_core.recipes import load_recipe
 from tests.faults.harness import all_digests, finish, rft, write_recipe
+from tests.flows.recipe_rows import Row, logprobs, table
 from tests.tiny import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_server")]
 STEPS = 1  # of recipe_file
-
-
-def table(root: Path, step: int, stage: str, record: str | None = None) -> Any:
-    entry = Ledger(root / "runs/x").get("main", step, stage)
-    return Store(str(root)).read(entry.refs[record or stage])
-
-
-def rows(root: Path, step: int, stage: str, record: str | None = None) -> list[dict[str, Any]]:
-    return table(root, step, stage, record).to_pylist()
 
 
 def run(root: Path, recipe: Path, *overrides: str) -> None:
@@ -71,7 +63,9 @@ def test_a_run_goes_on_from_the_end_of_an_epoch(tmp_path, prefect_api):  # tr-05
     updates = Ledger(root / "runs/x").entries("update")
     assert [entry.step for entry in updates] == list(range(1, 10))
     for epoch in range(3):
-        seen = [row["group_id"] for step in range(3 * epoch + 1, 3 * epoch + 4) for row in rows(root, step, "rollouts")]
+        seen = [
+            row["group_id"] for step in range(3 * epoch + 1, 3 * epoch + 4) for row in table(root, step, "rollouts")
+        ]
         assert set(Counter(name.rpartition("/")[2] for name in seen).values()) == {1} and len(seen) == 12
     # Nothing is left to do, and the run says so.
     said = finish(rft("run", recipe, "--name", "x", "--set", "steps=9", root=root, environment=prefect_api))
@@ -91,17 +85,10 @@ def test_a_file_without_a_turn_to_train_stops_before_training(tmp_path):  # tr-0
     assert Ledger(tmp_path / "root/runs/x").entries("update") == []
 
 
-def logprobs_of(folder: Path, made: list[dict[str, Any]]) -> list[list[float]]:
+def logprobs_of(folder: Path, made: list[Row]) -> list[list[float]]:
     """Of each completion's tokens, by a plain forward pass of a model folder."""
     module = AutoModelForCausalLM.from_pretrained(folder)
-    found = []
-    for row in made:
-        ids = torch.tensor([*row["prompt_token_ids"], *row["completion_token_ids"]])
-        with torch.no_grad():
-            scores = module(ids[None]).logits[0].double().log_softmax(-1)
-        start = len(row["prompt_token_ids"])
-        found.append([scores[at - 1, ids[at]].item() for at in range(start, len(ids))])
-    return found
+    return [logprobs(module, row).tolist() for row in made]
 
 
 def test_the_engine_samples_from_the_adapter_as_trained(tmp_path, recipe_file):  # tr-09
@@ -109,7 +96,7 @@ def test_the_engine_samples_from_the_adapter_as_trained(tmp_path, recipe_file): 
     policies, folders = [], [recipe_file.parent / "model"]
     for step in (1, 2, 3):
         run(tmp_path, recipe_file, "model.lora_rank=4", f"steps={step}", "evaluation.every=0")
-        made = rows(tmp_path, step, "rollouts")
+        made = table(tmp_path, step, "rollouts")
         policies.append({row["policy_id"] for row in made})
         sampled = [row["behaviour_logprobs"] for row in made]
         assert sampled == [pytest.approx(each, abs=1e-3) for each in logprobs_of(folders[-1], made)]
@@ -151,22 +138,21 @@ def test_what_was_sampled_is_trained_not_what_its_text_encodes_to(tmp_path):  # 
     root = tmp_path / "root"
     run(root, recipe, "evaluation.every=0")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    made = rows(root, 1, "rollouts")
+    made = table(root, 1, "rollouts")
     others = [row for row in made if tokenizer.encode(row["completion_text"]) != row["completion_token_ids"][:-1]]
     assert len(others) > len(made) / 2
     for row in made:
         lengths = {len(row[name]) for name in ("completion_token_ids", "behaviour_logprobs", "completion_mask")}
         assert len(lengths) == 1
-    trained = {row["rollout_id"] for row in rows(root, 1, "advantages") if row["is_trained"]}
-    (update,) = rows(root, 1, "update", "updates")
+    trained = {row["rollout_id"] for row in table(root, 1, "advantages") if row["is_trained"]}
+    (update,) = table(root, 1, "update", "updates")
     assert update["trained_tokens"] == sum(
         len(row["completion_token_ids"]) for row in made if row["rollout_id"] in trained
     )
     assert update["sampling_logp_difference_max"] < 1e-4  # the trainer saw the engine's own tokens
-    rollouts = table(root, 1, "rollouts")
     shorter = [{**row, "behaviour_logprobs": row["behaviour_logprobs"][:-1]} for row in made]
     with pytest.raises(ContractError, match="behaviour_logprobs"):
-        check_table(pa.Table.from_pylist(shorter, schema=rollouts.schema), "rollouts")
+        check_table(pa.Table.from_pylist(shorter, schema=RECORDS["rollouts"].schema), "rollouts")
 
 
 def test_a_checkpoint_that_was_never_finished_is_passed_by(tmp_path, recipe_file):  # tr-13
