@@ -33,7 +33,7 @@ _SOURCE = (
 _SPLIT = one_of("split", "train", "heldout")
 _ROLLOUT_ID = matches("rollout_id", TEXT_ID, "hold no spaces")
 
-METRIC = r"^(sampled_accuracy|greedy_accuracy|mean_reward|pass@[0-9]+|loss|margin|(preference|step)_accuracy)$"
+METRIC = r"^((sampled|greedy|preference|step)_accuracy|preference_ties|mean_reward|pass@[0-9]+|loss|margin)$"
 
 _ROWS: dict[str, tuple[Rule, ...]] = {
     "prompts": (

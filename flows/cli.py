@@ -274,6 +274,21 @@ def report(
 
 
 @app.command()
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN")],
+    second: Annotated[str, typer.Argument(metavar="RUN")],
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Two runs side by side: settings that differ, evaluations, times."""
+    from flows.inspect.compare import compare as comparison_of
+    from flows.inspect.compare import print_comparison
+
+    found = comparison_of(str(artifact_root(root)), first, second)
+    print_json(found) if as_json else print_comparison(found, console())
+
+
+@app.command()
 def export(
     run: str,
     to: Annotated[Path, typer.Option("--to", help="A new or empty folder.")],

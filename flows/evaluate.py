@@ -11,9 +11,10 @@ from data_contracts.tombstones import Tombstone
 from flows.root import artifact_root
 from rft_core.config import Recipe
 from rft_core.errors import SettingsError
-from rft_core.model_folder import model_digest
+from rft_core.model_folder import model_digest, resolve_model_path
 from rft_core.phases import NAMES_PHASE, phase_recipes, phases_named
 from rft_core.recipes import absolute_overrides, recipe_digest, with_overrides
+from rft_core.resolve import resolve_algorithm
 from tasks.context import run_folder
 from tasks.phases import models_of
 from tasks.resuming import read_run
@@ -25,7 +26,8 @@ def evaluation_recipe(
     """The recipe that evaluates a run's last policy, its `phase`'s, a moving average or a model folder, and the name of
     the new run.
 
-    Data, rewards and evaluation settings come from `recipe`, of whose phases the last counts, else from the run.
+    Data, rewards and evaluation settings come from `recipe`, of whose phases the last counts, else from the run. The
+    margin of a run on preferences is measured against the model that it started with, as in the run itself.
     """
     if recipe is not None:
         recipe = _last_phase(recipe)
@@ -34,7 +36,8 @@ def evaluation_recipe(
         from flows.export import export_run, phase_with_checkpoint
 
         phase = phase_with_checkpoint(root, what, phase)
-        base = recipe or models_of(root, what).recipe(phase)
+        trained = models_of(root, what).recipe(phase)
+        base = _with_reference(recipe or trained, trained.model.path)
         model = export_run(root, what, phase=phase, ema=ema)
     elif ema:
         raise SettingsError(f"--ema needs a run, which keeps an average of its weights, {what!r} is none")
@@ -54,7 +57,14 @@ def evaluation_recipe(
             "evaluation": chosen.evaluation.model_copy(update={"every": chosen.evaluation.every or 1}),
         }
     )
-    return evaluated, _name(what, evaluated, model)
+    return evaluated, _name(root, what, evaluated, model)
+
+
+def _with_reference(recipe: Recipe, model: str) -> Recipe:
+    """The recipe with a reference, where it measures margins and names none itself."""
+    if recipe.evaluation.reference is not None or not resolve_algorithm(recipe.algorithm).is_measured_by_margin:
+        return recipe
+    return recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"reference": model})})
 
 
 def _last_phase(recipe: Recipe) -> Recipe:
@@ -80,8 +90,9 @@ def _is_model_folder(folder: Path) -> bool:
     return (folder / "config.json").is_file()
 
 
-def _name(what: str, recipe: Recipe, model: Path) -> str:
-    """Other weights or settings are another evaluation; the same ones resume theirs."""
-
+def _name(root: Path, what: str, recipe: Recipe, model: Path) -> str:
+    """Other weights, settings or reference are another evaluation; the same ones resume theirs."""
+    reference = recipe.evaluation.reference
+    folders = [model] + ([] if reference is None else [resolve_model_path(reference, root, "evaluation.reference")])
     readable = re.sub(r"[^a-z0-9._-]+", "-", Path(what).name.lower())[:40].strip("._-")
-    return f"{readable or 'model'}-evaluation-{digest_of([recipe_digest(recipe), model_digest(model)])[:8]}"
+    return f"{readable or 'model'}-evaluation-{digest_of([recipe_digest(recipe), *map(model_digest, folders)])[:8]}"

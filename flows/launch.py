@@ -12,9 +12,9 @@ from flows.live import LiveWatcher
 from flows.orphans import mend_orphans
 from flows.server import prefect_server
 from rft_core.config import Recipe
-from rft_core.model_folder import resolve_model_path
-from rft_core.phases import NAMES_PHASE, phase_recipes
+from rft_core.phases import phase_recipes
 from rft_core.recipes import absolute_overrides
+from tasks.model_paths import with_folders
 from tasks.runs import check_run_name
 
 Stage = Literal["data", "rollouts", "rewards", "advantages", "update"]
@@ -25,9 +25,8 @@ def launch_train(
 ) -> None:
     """Run or resume the train flow under its name; ends with what was learned."""
     check_run_name(name)  # what is wrong is said before a server is started
-    for path in {own.model.path for own in phase_recipes(recipe).values()}:
-        if not path.startswith(NAMES_PHASE):
-            resolve_model_path(path, root)
+    for own in phase_recipes(recipe).values():
+        with_folders(own, root)
     _find_modules_here()
     with prefect_server(root):
         from flows.train import WATCHERS, train

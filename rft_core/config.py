@@ -123,6 +123,13 @@ class EvaluationSettings(Settings):
     correct_component: str | None = Field(
         None, description="Reward component that says correct (at least 1); null takes the first function."
     )
+    reference: str | None = Field(
+        None,
+        pattern=NOT_BLANK,
+        description="Given preferences: the model that held-out margins are against, as model.path; null takes "
+        "the one that the run starts with. `rft evaluate RUN` takes the one that RUN started with.",
+        json_schema_extra={"execution": True},
+    )
 
     @model_validator(mode="after")
     def _k_fits(self) -> Self:
@@ -246,6 +253,10 @@ class Recipe(Settings):
         refuse_experts(algorithm, self.experts, self.rollout.temperature)
         refuse_teacher(algorithm, self.teacher)
         self._data_fits(algorithm)
+        if self.evaluation.reference is not None and not algorithm.is_measured_by_margin:
+            raise ValueError(
+                f"evaluation.reference has no effect: no margin to a reference is measured for {algorithm.name}"
+            )
         if algorithm.compares_groups and self.algorithm.min_group_size > self.rollout.group_size:
             raise ValueError(
                 f"algorithm.min_group_size ({self.algorithm.min_group_size}) must be at most "

@@ -51,9 +51,10 @@ def evaluate_given(
 
     tokens: `loss`, the NLL per token of completions with a reward above 0. Where a reference is given also `margin`,
     the mean summed log-ratio policy / reference of preferred completions minus that of the others (within each pair
-    where there are pairs), and of pairs `preference_accuracy`, the share whose margin is above 0, ties being wrong.
-    Both are 0 for a policy that is its reference.
-    last: margin and preference_accuracy of the scores.
+    where there are pairs), and of pairs `preference_accuracy`, the share whose margin is above 0, and
+    `preference_ties`, the share whose margin is 0: ties count as wrong, so that chance is half of what is no tie. A
+    policy that is its reference has only ties: margin and accuracy are 0.
+    last: margin, preference_accuracy and preference_ties of the scores.
     steps: `step_accuracy`, the share of steps whose score has the sign of their label.
 
     Intervals are bootstrapped over examples.
@@ -127,6 +128,7 @@ class _Completions:
             return [
                 Measured("margin", margin_P, ones, len(good)),
                 Measured("preference_accuracy", (margin_P > 0).astype(np.float64), ones, len(good)),
+                Measured("preference_ties", (margin_P == 0).astype(np.float64), ones, len(good)),
             ]
         if not good.any() or good.all():
             return []

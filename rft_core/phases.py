@@ -32,6 +32,7 @@ HEADS_FOR = {
     "model.path": (CAUSAL,),
     "critic.path": ("sequence_labels", CAUSAL),
     "teacher.path": (CAUSAL,),
+    "evaluation.reference": (CAUSAL,),
 }
 DATA = ("data", "experts")  # sections of a source: one of another source has nothing in common with it
 TRAINED_AS = {CAUSAL: "language model", "sequence_labels": "reward model", "token_labels": "process reward model"}

@@ -119,6 +119,7 @@ PATH_SETTINGS = {
     "model.path": _PathSetting("an absolute path, a name from `rft fetch-model`, or a hub id", _model_folder),
     "critic.path": _PathSetting("an absolute path, a name from `rft fetch-model`, or a hub id", _model_folder),
     "teacher.path": _PathSetting("an absolute path, a name from `rft fetch-model`, or a hub id", _model_folder),
+    "evaluation.reference": _PathSetting("an absolute path, a name from `rft fetch-model`, or a hub id", _model_folder),
     "rollout.script": _PathSetting("an absolute path", _any_file),
     **{
         f"algorithm.{name}": _PathSetting(

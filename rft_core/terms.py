@@ -247,6 +247,12 @@ class Algorithm:
         return coefficient * (share if term.rows == "expert" else 1.0 - share)
 
     @property
+    def is_measured_by_margin(self) -> bool:
+        """Whether held-out completions are judged by their likelihood against that of a reference model, also where
+        the loss takes none."""
+        return self.preference is not None and self.head == "causal" and not self.samples
+
+    @property
     def needs_reference(self) -> bool:
         return self.kl.coefficient > 0 or (self.preference is not None and self.preference.needs_reference)
 

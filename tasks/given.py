@@ -125,12 +125,10 @@ def measure_likelihood(
     began = time.monotonic()
     recipe = context.recipe
     algorithm = context.algorithm
-    # A preference is measured against where the run began, also where the loss takes no reference.
-    # Where nothing is trained (`rft evaluate`) that is the policy itself, and a margin of 0 would say nothing.
-    has_reference = algorithm.preference is not None and algorithm.head == "causal" and recipe.steps > 0
+    reference = _reference_id(context) if algorithm.is_measured_by_margin else None
     settings = {
         "step": slot.step,
-        "has_reference": has_reference,
+        "has_reference": reference is not None,
         "positions": algorithm.positions,
         "model": recipe.model.content(),
     }
@@ -138,7 +136,7 @@ def measure_likelihood(
         "evaluations",
         inputs=[rollouts, rewards],
         settings=settings,
-        identity={"policy": policy.policy_id, "reference": context.root_policy.policy_id},
+        identity={"policy": policy.policy_id, "reference": reference},
         seed=recipe.seed,
         semantics=SEMANTICS["given"],
     )
@@ -150,7 +148,7 @@ def measure_likelihood(
             context.store.read(rollouts),
             context.store.read(rewards),
             resident,
-            context.policies.reference() if has_reference else None,
+            context.policies.reference(recipe.evaluation.reference) if reference is not None else None,
             policy,
             slot.step,
             recipe.training.micro_batch_tokens,
@@ -162,3 +160,11 @@ def measure_likelihood(
     commit(context, slot, refs, began=began, reused=reused, policy=policy)
     rows: pa.Table = context.store.read(refs["evaluations"], ["metric", "value"])
     return report(context, slot, {row["metric"]: row["value"] for row in rows.to_pylist()}, refs["evaluations"], reused)
+
+
+def _reference_id(context: RunContext) -> str | None:
+    """What margins are measured against: the named model, else where the run began. None where nothing is trained and
+    no model is named: against itself a policy has a margin of 0, which would say nothing."""
+    if context.recipe.evaluation.reference is not None:
+        return context.identity["reference"]
+    return context.root_policy.policy_id if context.recipe.steps > 0 else None

@@ -73,11 +73,13 @@ class Policies:
                 ) from deleted
         return state
 
-    def reference(self) -> Policy:
-        """The policy at the start of the phase, frozen: the model folder."""
-        if self._reference is None:
-            from rft_core.policy import load_reference
+    def reference(self, named: str | None = None) -> Policy:
+        """The policy at the start of the phase, frozen: the model folder. Or that of the folder which is named."""
+        from rft_core.policy import load_reference
 
+        if named is not None:
+            return load_reference(self.context.recipe.model, Path(named), None)
+        if self._reference is None:
             resident = self._state.policy if self._state is not None else None
             self._reference = load_reference(self.context.recipe.model, self.context.model_folder, resident)
         return self._reference

@@ -45,6 +45,7 @@ STAGE_OF_IDENTITY = {
     "algorithm": "advantages",
     "critic": "advantages",
     "teacher": "advantages",
+    "reference": "update",
 }
 STAGE_ORDER = ("data", "rollouts", "rewards", "advantages", "update")
 

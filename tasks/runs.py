@@ -16,24 +16,25 @@ from data_contracts.refs import digest_of
 from data_contracts.replies import Replies
 from data_contracts.store import Store
 from rft_core.config import Recipe
-from rft_core.critic_settings import CriticSettings, check_critic
+from rft_core.critic_settings import check_critic
 from rft_core.errors import ContentChanged, SettingsError
 from rft_core.hardware import default_threads, resolve_device, resolve_dtype, use_threads
 from rft_core.mixtures import refuse_experts
-from rft_core.model_folder import model_digest, resolve_model_path
-from rft_core.phases import NAMES_PHASE, phase_recipes, phases_named, with_recipes
+from rft_core.model_folder import model_digest
+from rft_core.phases import phase_recipes, phases_named, with_recipes
 from rft_core.recipe_paths import refuse_relative_paths
 from rft_core.recipes import difference, resolved_yaml
 from rft_core.resolve import check, resolve_algorithm
 from rft_core.rewards.scoring_models import resolve_scoring_models
 from tasks.context import RunContext, register, run_folder, unregister
+from tasks.model_paths import with_folders
 from tasks.phases import PhaseModels, phase_at
 from tasks.progress import LogWatcher, Watcher
 from tasks.provenance import fingerprint, versions
 from tasks.resuming import identities_of, read_recipe, read_run, refuse_changed_content, short
 from tasks.semantics import SEMANTICS
 from tasks.sources import dataset_digest
-from tasks.teacher import teacher_digest, with_teacher_folder
+from tasks.teacher import teacher_digest
 
 if TYPE_CHECKING:
     from rft_core.rewards import Grader
@@ -228,15 +229,10 @@ def _resolved(recipe: Recipe, root: Path, began_with: Recipe | None) -> Recipe:
     reward = resolve_scoring_models(recipe.reward, root, began_with.reward if began_with else None)
     if began_with is not None:
         recipe = _with_choices_of(began_with, recipe)
+    recipe = with_folders(recipe, root)
     device = resolve_device(recipe.model.device)
-    path, dtype = recipe.model.path, resolve_dtype(recipe.model.dtype, device)
-    chosen = {
-        "device": device,
-        "dtype": dtype,
-        "path": path if path.startswith(NAMES_PHASE) else str(resolve_model_path(path, root)),
-    }
-    model, critic = recipe.model.model_copy(update=chosen), _resolved_critic(recipe.critic, root)
-    teacher = with_teacher_folder(recipe.teacher, root)
+    dtype = resolve_dtype(recipe.model.dtype, device)
+    model, teacher = recipe.model.model_copy(update={"device": device, "dtype": dtype}), recipe.teacher
     if teacher.path is not None and teacher.dtype == "auto":  # one of equal weights then agrees to the bit
         teacher = teacher.model_copy(update={"dtype": dtype})
     training = recipe.training
@@ -247,7 +243,7 @@ def _resolved(recipe: Recipe, root: Path, began_with: Recipe | None) -> Recipe:
     execution = recipe.execution
     if execution.threads is None:
         execution = execution.model_copy(update={"threads": default_threads()})
-    sections = {"model": model, "reward": reward, "critic": critic, "teacher": teacher, "training": training}
+    sections = {"model": model, "reward": reward, "teacher": teacher, "training": training}
     return recipe.model_copy(update={**sections, "execution": execution})
 
 
@@ -287,6 +283,8 @@ def identify(
     }
     if recipe.experts is not None:
         identity["experts"] = pinned.get("experts") or dataset_digest(recipe.experts)
+    if recipe.evaluation.reference is not None:
+        identity["reference"] = model_digest(Path(recipe.evaluation.reference))
     if recipe.algorithm.paths():
         from rft_core.distillation_options import refuse_teacher
         from rft_core.user_algorithm import algorithm_code
@@ -310,12 +308,6 @@ def identify(
                 f"{short(identity.get(what))}: leave {kept} as they were, or re-run from data without --at"
             )
     return identity
-
-
-def _resolved_critic(critic: CriticSettings, root: Path) -> CriticSettings:
-    if critic.path is None or critic.path.startswith(NAMES_PHASE):
-        return critic
-    return critic.model_copy(update={"path": str(resolve_model_path(critic.path, root, "critic.path"))})
 
 
 def _critic_identity(recipe: Recipe, model: str, origin: str | None, adapters: dict[str, Any]) -> dict[str, str]:

@@ -15,7 +15,7 @@ SEMANTICS: dict[str, int] = {
     "advantages": 1,
     "update": 1,
     "evaluation": 1,
-    "given": 1,
+    "given": 2,
     "token_scores": 1,
 }
 

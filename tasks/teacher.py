@@ -6,21 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rft_core.config import Recipe
-from rft_core.distillation_settings import TeacherSettings
 from rft_core.errors import SettingsError
-from rft_core.model_folder import model_digest, resolve_model_path
-from rft_core.phases import NAMES_PHASE
+from rft_core.model_folder import model_digest
 
 if TYPE_CHECKING:
     from rft_core.policy import Policy
     from tasks.context import RunContext
-
-
-def with_teacher_folder(teacher: TeacherSettings, root: Path) -> TeacherSettings:
-    """With the teacher's absolute folder, if it names one and not a phase; raises as `resolve_model_path` does."""
-    if teacher.path is None or teacher.path.startswith(NAMES_PHASE):
-        return teacher
-    return teacher.model_copy(update={"path": str(resolve_model_path(teacher.path, root, "teacher.path"))})
 
 
 def teacher_digest(recipe: Recipe, model_folder: Path) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from data_contracts.ledger import EXPERTS
 from data_contracts.refs import MAIN
 from flows.inspect.run import AT_STEP, RunView, open_run
 from flows.inspect.status import evaluations_of
-from rft_core.evaluation import Interval, paired_difference, prompt_scores
+from rft_core.evaluation import Interval, PromptScores, paired_difference, prompt_scores
 
 EDGE_STEPS = 5  # so many steps at either end are averaged, since one step's reward is noisy
 ORDER = ("sampled_accuracy", "greedy_accuracy", "mean_reward")  # then pass@k
@@ -102,7 +102,7 @@ def changes_of(view: RunView) -> list[Change]:
         first = firsts.get((row["suite"], row["metric"]))
         if row["step"] != end or first is None:
             continue
-        paired = _paired(view, row["metric"], start, end, int(view.recipe.get("seed", 0)))
+        paired = paired_change(view, start, view, end, row["metric"])
         changes.append(
             Change(row["metric"], first, row, row["value"] - first["value"])
             if paired is None
@@ -125,21 +125,37 @@ def reward_change(view: RunView) -> dict[str, Any] | None:
     return {"first": float(values[:count].mean()), "last": float(values[-count:].mean()), "steps": count}
 
 
-def _paired(view: RunView, metric: str, start: int, end: int, seed: int) -> Interval | None:
-    """The change over the prompts that both evaluations asked; null when other graders or components judged them, or
-    when retention deleted rows of either.
+def paired_change(view: RunView, step: int, other: RunView, later: int, metric: str) -> Interval | None:
+    """The change from one run's evaluation to another's, or a later one, over the prompts that both asked; null when
+    other graders or components judged them, when no prompt is asked in both, or when retention deleted rows of either.
     """
+    ends = ((view, step), (other, later))
     stages = {"evaluation-rollouts": "rollouts", "evaluation-rewards": "rewards"}
-    if any(entry.step in (start, end) for stage, record in stages.items() for entry, _ in view.deleted(stage, record)):
+    if any(e.step == at for run, at in ends for stage, record in stages.items() for e, _ in run.deleted(stage, record)):
         return None
-    (rollouts, rewards), (later_rollouts, later_rewards) = _evaluated(view, start), _evaluated(view, end)
-    components = {_correct_component(view, start), _correct_component(view, end)}
-    graders = {*rewards["grader_digest"].unique().to_pylist(), *later_rewards["grader_digest"].unique().to_pylist()}
+    tables = [_evaluated(run, at) for run, at in ends]
+    components = {_correct_component(run, at) for run, at in ends}
+    graders = {name for _, rewards in tables for name in rewards["grader_digest"].unique().to_pylist()}
     component = components.pop()
     if len(graders) != 1 or components or component is None:
         return None
-    before = prompt_scores(rollouts, rewards, metric, component)
-    return paired_difference(before, prompt_scores(later_rollouts, later_rewards, metric, component), seed)
+    before, after = (prompt_scores(rollouts, rewards, metric, component) for rollouts, rewards in tables)
+    if other is not view:
+        asked = _questions(view).items() & _questions(other).items()
+        before, after = (_over(scores, {name for name, _ in asked}) for scores in (before, after))
+    return paired_difference(before, after, int(view.recipe.get("seed", 0)))
+
+
+def _questions(view: RunView) -> dict[str, str]:
+    """What each prompt asks, by its id: in another run the same id may be of another prompt."""
+    rows = view.table("data", "prompts", ["prompt_id", "messages"])
+    return dict(zip(rows["prompt_id"].to_pylist(), rows["messages"].to_pylist(), strict=True))
+
+
+def _over(scores: PromptScores, prompt_ids: set[str]) -> PromptScores:
+    kept = np.array([name in prompt_ids for name in scores.prompt_ids], bool)
+    ids = tuple(name for name in scores.prompt_ids if name in prompt_ids)
+    return replace(scores, prompt_ids=ids, values_P=scores.values_P[kept])
 
 
 def _evaluated(view: RunView, step: int) -> tuple[pa.Table, pa.Table]:

@@ -92,7 +92,7 @@ def _change_card(change: Change) -> Markup:
     return _card(change.metric, first["value"], last["value"], paired, note)
 
 
-LOWER_IS_BETTER = frozenset({"loss"})
+LOWER_IS_BETTER = frozenset({"loss", "preference_ties"})
 
 
 def _card(name: str, first: float, last: float, paired: str | None, note: str) -> Markup:

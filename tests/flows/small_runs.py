@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from data_contracts.ledger import Ledger
+from data_contracts.store import Store
 
 # A step of four groups of four; steps alone can be set otherwise.
 SAMPLED = [
@@ -24,7 +25,30 @@ SAMPLED = [
     "execution.threads=1",
     "execution.retries=0",
 ]
+# Two steps in seconds, and a learning rate that moves the weights of a tiny model.
+SMALL = [
+    "steps=2",
+    "model.dtype=float32",
+    "model.device=cpu",
+    "training.learning_rate=0.003",
+    "execution.threads=1",
+    "execution.retries=0",
+]
 Row = dict[str, Any]
+
+
+def table(root: Path, step: int, stage: str, record: str | None = None, name: str = "x") -> list[Row]:
+    entry = Ledger(root / "runs" / name).get("main", step, stage)
+    return Store(str(root)).read(entry.refs[record or stage]).to_pylist()
+
+
+def rows(root: Path, step: int = 1) -> list[Row]:
+    """Rollouts with their rewards and credit."""
+    merged: dict[str, Row] = {}
+    for stage in ("rollouts", "rewards", "advantages"):
+        for row in table(root, step, stage):
+            merged.setdefault(row["rollout_id"], {}).update(row)
+    return list(merged.values())
 
 
 def logprobs(module: Any, row: Row) -> torch.Tensor:

@@ -12,25 +12,16 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from data_contracts.ledger import Ledger
-from data_contracts.store import Store
 from flows.evaluate import evaluation_recipe
 from flows.export import export_run
 from flows.train import train
+from rft_core.errors import SettingsError
 from rft_core.recipes import load_recipe
-from tests.flows.small_runs import Row, logprobs, moved
+from tests.flows.small_runs import SMALL, logprobs, moved, rows, table
 from tests.tiny import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_server")]
-SMALL = [
-    "steps=2",
-    "model.dtype=float32",
-    "model.device=cpu",
-    "rollout.prompts_per_step=6",
-    "training.learning_rate=0.003",
-    "evaluation={every: 2, prompts: 8}",
-    "execution.threads=1",
-    "execution.retries=0",
-]
+FEW = ["rollout.prompts_per_step=6", "evaluation={every: 2, prompts: 8}"]
 
 
 @pytest.fixture(scope="module")
@@ -39,21 +30,7 @@ def model(tmp_path_factory):
 
 
 def run(root: Path, model: Path, recipe: str, *overrides: str, name: str = "x") -> None:
-    train(recipe=load_recipe(recipe, [*SMALL, f"model.path={model}", *overrides]), run=name, root=str(root))
-
-
-def table(root: Path, step: int, stage: str, record: str | None = None, name: str = "x") -> list[Row]:
-    entry = Ledger(root / "runs" / name).get("main", step, stage)
-    return Store(str(root)).read(entry.refs[record or stage]).to_pylist()
-
-
-def rows(root: Path, step: int = 1) -> list[Row]:
-    """Rollouts with their rewards and credit."""
-    merged: dict[str, Row] = {}
-    for stage in ("rollouts", "rewards", "advantages"):
-        for row in table(root, step, stage):
-            merged.setdefault(row["rollout_id"], {}).update(row)
-    return list(merged.values())
+    train(recipe=load_recipe(recipe, [*SMALL, *FEW, f"model.path={model}", *overrides]), run=name, root=str(root))
 
 
 def metrics(root: Path, step: int) -> dict[str, float]:
@@ -101,12 +78,29 @@ def test_dpo_prefers_the_chosen(tmp_path, model):
     assert first["logps_chosen"] == pytest.approx(sum(chosen) / 6, rel=1e-5)
     assert second["loss"] != first["loss"]
     assert metrics(tmp_path, 0)["margin"] == metrics(tmp_path, 0)["preference_accuracy"] == 0.0
-    assert metrics(tmp_path, 2)["margin"] != 0.0
+    assert metrics(tmp_path, 0)["preference_ties"] == 1.0
+    assert metrics(tmp_path, 2)["margin"] != 0.0 and metrics(tmp_path, 2)["preference_ties"] == 0.0
     assert moved(tmp_path, model) > 1e-3
+
+
+def test_evaluating_a_run_on_preferences_measures_its_margin_against_its_start(tmp_path, model):
+    run(tmp_path, model, "dpo")
     evaluated, name = evaluation_recipe(tmp_path, "x", None, [])
-    train(recipe=evaluated, run=name, root=str(tmp_path))  # a policy has no margin against itself
-    (loss,) = table(tmp_path, 0, "evaluation", "evaluations", name)
-    assert loss["metric"] == "loss" and loss["value"] == pytest.approx(metrics(tmp_path, 2)["loss"], rel=1e-6)
+    assert evaluated.evaluation.reference == str(model)
+    train(recipe=evaluated, run=name, root=str(tmp_path))
+    again = {row["metric"]: row["value"] for row in table(tmp_path, 0, "evaluation", "evaluations", name)}
+    assert again == pytest.approx(metrics(tmp_path, 2), rel=1e-5)
+    # Against itself a policy has no margin, and against another model another one.
+    alone, name = evaluation_recipe(tmp_path, "x", None, ["evaluation.reference=null"])
+    train(recipe=alone, run=name, root=str(tmp_path))
+    assert [row["metric"] for row in table(tmp_path, 0, "evaluation", "evaluations", name)] == ["loss"]
+    other = make_tiny_model(tmp_path / "other", seed=1)
+    against, name = evaluation_recipe(tmp_path, "x", None, [f"evaluation.reference={other}"])
+    train(recipe=against, run=name, root=str(tmp_path))
+    found = {row["metric"]: row["value"] for row in table(tmp_path, 0, "evaluation", "evaluations", name)}
+    assert found["loss"] == again["loss"] and found["margin"] != pytest.approx(again["margin"], rel=0.1)
+    with pytest.raises(SettingsError, match=r"evaluation\.reference has no effect"):
+        load_recipe("sft", [f"evaluation.reference={model}"])
 
 
 @pytest.mark.parametrize("name", ["ipo", "simpo", "orpo", "mpo"])
@@ -155,7 +149,7 @@ def test_a_reward_model_is_trained_exported_and_rewards(tmp_path, model):
     assert first["trained_tokens"] == first["trained_rows"] == 12  # the last token of each completion
     assert first["entropy"] is None and first["logps_chosen"] is None
     assert second["rewards_margin"] != 0.0
-    assert set(metrics(tmp_path, 2)) == {"margin", "preference_accuracy"}
+    assert set(metrics(tmp_path, 2)) == {"margin", "preference_accuracy", "preference_ties"}
     assert moved(tmp_path, model, AutoModelForSequenceClassification) > 1e-3
     folder = export_run(tmp_path, "x", tmp_path / "judge")
     statistics = json.loads((folder / "reward_statistics.json").read_text())

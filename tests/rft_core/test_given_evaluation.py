@@ -98,10 +98,10 @@ def test_margins_of_pairs_by_hand():
         ("c", 1, [3], 0.0),  # 0: a tie is wrong
     )
     found = evaluated(given, policy, reference)
-    assert list(found) == ["loss", "margin", "preference_accuracy"]
+    assert list(found) == ["loss", "margin", "preference_accuracy", "preference_ties"]
     assert found["loss"]["value"] == pytest.approx((1.0 + 3.25 + 2.0) / 5)
     assert found["margin"]["value"] == pytest.approx((1.25 - 0.75) / 3)
-    assert found["preference_accuracy"]["value"] == pytest.approx(1 / 3)
+    assert found["preference_accuracy"]["value"] == found["preference_ties"]["value"] == pytest.approx(1 / 3)
     assert (found["margin"]["num_prompts"], found["margin"]["num_samples"]) == (3, 6)
 
 
@@ -186,6 +186,7 @@ def test_a_policy_that_is_its_reference_has_margin_0(tmp_path, model):
     assert [found[name][part] for name in ("margin", "preference_accuracy") for part in ("value", "low", "high")] == [
         0.0
     ] * 6
+    assert found["preference_ties"]["value"] == 1.0
     # The loss by a plain forward pass.
     nll, tokens = 0.0, 0
     for completion in ([9, 8, 7], [40]):
