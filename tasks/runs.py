@@ -17,6 +17,7 @@ from data_contracts.replies import Replies
 from data_contracts.store import Store
 from rft_core.config import Recipe
 from rft_core.critic_settings import CriticSettings, check_critic
+from rft_core.engines.batch_budget import batch_token_budget
 from rft_core.errors import ContentChanged, SettingsError
 from rft_core.hardware import default_threads, resolve_device, resolve_dtype, use_threads
 from rft_core.model_folder import model_digest, resolve_model_path
@@ -55,7 +56,13 @@ STAGE_OF_IDENTITY = {
     "critic": "advantages",
 }
 # Settings that a recipe may leave to the machine: chosen once, at the start of a run.
-CHOICES = (("model", "device"), ("model", "dtype"), ("training", "checkpoint_every"), ("execution", "threads"))
+CHOICES = (
+    ("model", "device"),
+    ("model", "dtype"),
+    ("rollout", "batch_tokens"),
+    ("training", "checkpoint_every"),
+    ("execution", "threads"),
+)
 STAGE_ORDER = ("data", "rollouts", "rewards", "advantages", "update")
 
 
@@ -146,6 +153,9 @@ def resolved(recipe: Recipe, model_folder: Path, began_with: Recipe | None = Non
     device = resolve_device(recipe.model.device)
     dtype = resolve_dtype(recipe.model.dtype, device)
     model = recipe.model.model_copy(update={"device": device, "dtype": dtype, "path": str(model_folder)})
+    rollout = recipe.rollout
+    if rollout.batch_tokens is None:
+        rollout = rollout.model_copy(update={"batch_tokens": batch_token_budget(model_folder, device, dtype)})
     training = recipe.training
     if training.checkpoint_every is None:
         # Replay is exact on a CPU, where full checkpoints are large beside the work; elsewhere each step is kept.
@@ -154,7 +164,8 @@ def resolved(recipe: Recipe, model_folder: Path, began_with: Recipe | None = Non
     execution = recipe.execution
     if execution.threads is None:
         execution = execution.model_copy(update={"threads": default_threads()})
-    return recipe.model_copy(update={"model": model, "training": training, "execution": execution})
+    chosen = {"model": model, "rollout": rollout, "training": training, "execution": execution}
+    return recipe.model_copy(update=chosen)
 
 
 def _with_choices_of(began_with: Recipe, recipe: Recipe) -> Recipe:
