@@ -1,4 +1,4 @@
-"""How many positions of cache the embedded engine decodes at once, where a recipe leaves that to the machine. No torch."""
+"""How many positions of cache the embedded engine decodes at once, where a recipe leaves that to the machine."""
 
 from __future__ import annotations
 

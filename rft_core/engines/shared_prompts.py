@@ -4,8 +4,8 @@ A token attends to two stores: its prompt's, which the rows of a group read toge
 row's, which grows in place. Attention comes in by transformers' table of attention functions, so that this serves any
 model that looks its attention up there and asks nothing else of it; `find_sharing` finds that out on a few tokens.
 
-R rows, G prompts, N the most rows of one prompt, H key-value heads, Q query heads of each, P prompt length (left-padded),
-T own tokens so far, D head size, V vocabulary.
+R rows, G prompts, N the most rows of one prompt, H key-value heads, Q query heads of each, P prompt length
+(left-padded), T own tokens so far, D head size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class OwnTokens(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys, self.values = (
-            states.new_empty(*states.shape[:2], FIRST_CAPACITY, states.shape[3]) for states in (key_states, value_states)
+            states.new_empty(*states.shape[:2], FIRST_CAPACITY, states.shape[3])
+            for states in (key_states, value_states)
         )
         self.is_initialized = True
 
@@ -184,13 +185,16 @@ def attend(
     """[R, 1, H * Q, D]: what transformers' attention functions return. Scores and softmax in float32, as its own do."""
     unknown = [name for name, given in more.items() if given is not None and given is not False and name not in UNREAD]
     if unknown or attention_mask is not None or query.shape[2] != 1:
-        raise UnsupportedAttention(", ".join(unknown) or "a mask of its own, or several tokens at once")
+        what = ", ".join(unknown) or "a mask of its own, or several tokens at once"
+        raise UnsupportedAttention(f"its attention is called with {what}")
     shared = _ACTIVE.get()
     shared.num_calls += 1
     if sliding_window is not None:
         shared.shortest_window = min(sliding_window, shared.shortest_window or sliding_window)
     layer = shared.layers[module.layer_idx]
-    rows, heads, length, size = key.shape
+    rows, heads, _, size = key.shape
+    if layer.prompt_keys.shape[1] != heads:
+        raise UnsupportedAttention(f"keys of {heads} heads, where the cache holds {layer.prompt_keys.shape[1]}")
     query_RHQD = query.reshape(rows, heads, -1, size)
     prompt_length = layer.prompt_keys.shape[2]
     to_prompt = torch.bmm(shared.to_slots(query_RHQD), layer.prompt_keys.flatten(0, 1).transpose(1, 2))
@@ -245,7 +249,8 @@ def find_sharing(module: Any, device: torch.device | str) -> Sharing:
     try:
         return _compare(module, device)
     except (UnsupportedAttention, TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
-        return Sharing(f"{type(error).__name__}: {error}".splitlines()[0])
+        name = "" if isinstance(error, UnsupportedAttention) else f"{type(error).__name__}: "
+        return Sharing(f"{name}{error}".splitlines()[0])
 
 
 def _compare(module: Any, device: torch.device | str) -> Sharing:

@@ -25,7 +25,7 @@ from rft_core.engines import Completion, Progress, Request, Sampling
 from rft_core.engines.cached_forward import CachedForward
 from rft_core.engines.prepared_linears import PreparedLinears
 from rft_core.engines.sampling import draw
-from rft_core.engines.shared_prompts import Sharing, SharedPrompts, attention_of, find_sharing
+from rft_core.engines.shared_prompts import SharedPrompts, Sharing, attention_of, find_sharing
 from rft_core.seeds import uniforms
 
 # Dropping rows copies the cache, which a layer's append does at each step anyway. Below this share it is not worth it.
