@@ -1,10 +1,10 @@
 """The embedded engine: decodes with the policy's own Hugging Face module, in this process.
 
-A call sorts its rows by (prompt length, prompt, seed) and decodes them in batches of at most `batch_tokens` positions of
-cache. Equal prompts of a batch are run once, left-padded to the longest, and held once where the model allows it (see
-shared_prompts); else their cache is repeated. A row that is done leaves the batch, and what is drawn for it depends on
-its own seed only; in bfloat16 the logits still differ in the last bits with the batch around them, which is why a call
-(a block of groups) is the unit that is reproduced.
+A call sorts its rows by (prompt length, prompt, seed) and decodes them in batches of at most `batch_tokens` positions
+of cache. Equal prompts of a batch are run once, left-padded to the longest, and held once where the model allows it
+(see shared_prompts); else their cache is repeated. A row that is done leaves the batch, and what is drawn for it
+depends on its own seed only; in bfloat16 the logits still differ in the last bits with the batch around them, which is
+why a call (a block of groups) is the unit that is reproduced.
 
 R rows of the batch, V vocabulary.
 """

@@ -34,7 +34,7 @@ RECURRENT = {
     "shared_expert_intermediate_size": 16,
 }
 
-# Rotary and learned positions, biases, norms of queries and keys, fused weights, windows that hold all of a test's rows.
+# Rotary and learned positions, biases, norms of queries and keys, fused weights, windows that hold a test's rows.
 SHARING = {
     "llama": ("Llama", SIZES),
     "qwen2": ("Qwen2", SIZES),

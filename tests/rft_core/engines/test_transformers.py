@@ -18,7 +18,7 @@ from rft_core.config import RolloutSettings
 from rft_core.engines import ENGINES, Completion, Request, Sampling
 from rft_core.engines import transformers as transformers_engine
 from rft_core.engines.shared_prompts import Sharing
-from rft_core.engines.transformers import TransformersEngine, cut, find_stop_token_ids
+from rft_core.engines.transformers import TransformersEngine, find_stop_token_ids
 from rft_core.errors import SettingsError
 from tests.rft_core.engines.families import FAMILIES, make_family
 from tests.tiny import END_TOKEN_ID, make_tiny_model
@@ -104,9 +104,11 @@ def test_sampled_logprobs_equal_a_teacher_forced_pass_in_other_families(family: 
     module = make_family(family)
     requests = make_requests(LENGTHS, 3)
     completions = TransformersEngine(StubPolicy(module, NoEnd()), BUDGET).generate(requests, sampling(1.0, 10))
+    # A recurrent layer computes a whole text in chunks, and one token by another formula.
+    tolerance = 1e-4 if family == "qwen3_next" else 1e-5
     for request, completion in zip(requests, completions, strict=True):
         expected = teacher_forced(module, request, completion, sampling())
-        np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5)
+        np.testing.assert_allclose(completion.logprobs, expected, atol=tolerance)
 
 
 def generated(module: Any, prompt: tuple[int, ...], tokens: int) -> list[int]:
@@ -346,37 +348,6 @@ def test_an_update_of_the_weights_is_seen_at_once(policy: StubPolicy) -> None:
     with torch.no_grad():
         free.module.get_input_embeddings().weight.mul_(-1)
     assert tokens_of(engine.generate(requests, sampling())) != tokens_of(before)
-
-
-@pytest.mark.parametrize(
-    ("budget", "is_shared", "sizes"),
-    [
-        # 3 rows of a prompt of 4 tokens, 2 of one of 6, 1 of one of 10; 5 own tokens each. Shared, the rows of the
-        # first take 4 + 3 * 5 = 19; with one of the second, padded to 6, 2 * 6 + 4 * 5 = 32; all: 3 * 10 + 6 * 5.
-        (60, True, [6]),
-        (59, True, [5, 1]),
-        (32, True, [4, 2]),
-        (31, True, [3, 2, 1]),  # 4 + 15 and 6 + 10 fit, 12 + 20 and 20 + 15 do not
-        (14, True, [2, 1, 1, 1, 1]),
-        (1, True, [1] * 6),  # a row alone is always run
-        # Not shared, a row takes its prompt and 5: three of the first 27, with one of the second 4 * 11.
-        (44, False, [4, 2]),
-        (27, False, [3, 2, 1]),
-    ],
-)
-def test_batches_by_hand(budget: int, is_shared: bool, sizes: list[int]) -> None:
-    requests = [Request((1 + length,) * length, 0, "") for length in (4, 4, 4, 6, 6, 10)]
-    sharing = Sharing() if is_shared else Sharing("no")
-    batches = list(cut(requests, sampling(1.0, 5), budget, sharing))
-    assert [len(batch) for _, batch in batches] == sizes
-    assert [request for _, batch in batches for request in batch] == requests
-    assert {shared for shared, _ in batches} == {is_shared}
-
-
-def test_rows_beyond_a_window_are_batched_apart() -> None:
-    requests = [Request((1 + length,) * length, 0, "") for length in (4, 4, 6, 10)]
-    batches = list(cut(requests, sampling(1.0, 5), 1000, Sharing(longest=11)))
-    assert [(shared, len(batch)) for shared, batch in batches] == [(True, 3), (False, 1)]
 
 
 def test_what_a_model_does_not_allow_is_noted_once() -> None:
