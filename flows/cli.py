@@ -184,7 +184,9 @@ def validate(
 
 @app.command()
 def bench(
-    name: Annotated[Literal["data", "rewards"] | None, typer.Argument(help="One benchmark; all without it.")] = None,
+    name: Annotated[
+        Literal["data", "generate", "rewards"] | None, typer.Argument(help="One benchmark; all without it.")
+    ] = None,
     root: Root = None,
     as_json: Json = False,
 ) -> None:

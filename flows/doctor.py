@@ -105,7 +105,7 @@ def check_memory(_root: Path, _model: str) -> Check:
     free = free_memory_bytes()
     found = f"{free / GIB:.1f} GiB free"
     if free < MEMORY_WANTED_BYTES:
-        mend = "close other programs, or lower training.micro_batch_tokens and rollout.batch_rows"
+        mend = "close other programs, or lower training.micro_batch_tokens and rollout.batch_tokens"
         return Check("memory", "warn", f"{found}, the quick start takes up to {MEMORY_WANTED_BYTES / GIB:.0f}", mend)
     return Check("memory", "ok", found)
 

@@ -69,7 +69,13 @@ class RolloutSettings(Settings):
     block_groups: int = Field(
         4, ge=1, description="Groups per block: the unit of generation, commit and loss by crash."
     )
-    batch_rows: int = Field(64, ge=1, description="Rows decoded at once inside a block.")
+    batch_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Positions of cache decoded at once inside a block: a prompt's tokens, once for its group, and "
+        "max_completion_tokens a row. null: 131072, or what an eighth of the memory holds if that is less; resolved "
+        "once, at the start of a run.",
+    )
     ahead: int = Field(
         0, ge=0, le=8, description="Rollouts of step s come from policy version s - 1 - ahead; 0 is on-policy."
     )

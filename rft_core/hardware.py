@@ -88,3 +88,12 @@ def use_threads(count: int) -> None:
 
 def free_memory_bytes() -> int:
     return psutil.virtual_memory().available
+
+
+def total_memory_bytes(device: str) -> int:
+    """What a resolved device has, free or not."""
+    if device == "cpu":
+        return psutil.virtual_memory().total
+    import torch
+
+    return torch.cuda.get_device_properties(device).total_memory

@@ -103,7 +103,7 @@ def _settings(context: RunContext, plan: RolloutPlan) -> dict[str, Any]:
     return {
         "engine": rollout.engine,
         "block_groups": groups_per_block(context, plan),
-        "batch_rows": rollout.batch_rows,
+        "batch_tokens": rollout.batch_tokens,
         "script": context.identity.get("script"),
         "step": plan.step,
         "round": plan.round,
@@ -153,6 +153,8 @@ def _generate(
             if context.beside is not None:
                 context.beside.hand_over(key, index, partial(scorer.score, block))
             context.watcher.advanced(slot.name, done + block.num_rows, total, f"block {index + 1} of {len(blocks)}")
+        for note in getattr(engine, "notes", ()):
+            context.watcher.noted(note)
     return writer.close()
 
 

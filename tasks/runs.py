@@ -18,19 +18,18 @@ from data_contracts.store import Store
 from rft_core.config import Recipe
 from rft_core.critic_settings import check_critic
 from rft_core.errors import ContentChanged, SettingsError
-from rft_core.hardware import default_threads, resolve_device, resolve_dtype, use_threads
+from rft_core.hardware import use_threads
 from rft_core.mixtures import refuse_experts
 from rft_core.model_folder import model_digest
-from rft_core.phases import phase_recipes, phases_named, with_recipes
+from rft_core.phases import phase_recipes, phases_named
 from rft_core.recipe_paths import refuse_relative_paths
 from rft_core.recipes import difference, resolved_yaml
 from rft_core.resolve import check, resolve_algorithm
-from rft_core.rewards.scoring_models import resolve_scoring_models
 from tasks.context import RunContext, register, run_folder, unregister
-from tasks.model_paths import with_folders
 from tasks.phases import PhaseModels, phase_at
 from tasks.progress import LogWatcher, Watcher
 from tasks.provenance import fingerprint, versions
+from tasks.resolving import resolved
 from tasks.resuming import identities_of, read_recipe, read_run, refuse_changed_content, short
 from tasks.semantics import SEMANTICS
 from tasks.sources import dataset_digest
@@ -40,15 +39,6 @@ if TYPE_CHECKING:
     from rft_core.rewards import Grader
 
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-
-# Settings that a recipe may leave to the machine: chosen once, at the start of a run.
-CHOICES = (
-    ("model", "device"),
-    ("model", "dtype"),
-    ("teacher", "dtype"),
-    ("training", "checkpoint_every"),
-    ("execution", "threads"),
-)
 
 
 @dataclass(frozen=True)
@@ -213,47 +203,6 @@ def _end_phase(context: RunContext) -> None:
         context.beside.close(context.built_grader.close)
     context.built_grader.close()
     context.built_grader = None
-
-
-def resolved(recipe: Recipe, root: Path, began_with: Recipe | None = None) -> Recipe:
-    """The recipe with everything that is measured or chosen once filled in; written into the run as content.
-
-    A resumed run keeps what it began with where the recipe leaves the choice.
-    """
-    before = phase_recipes(began_with) if began_with is not None else {}
-    own = {phase: _resolved(part, root, before.get(phase)) for phase, part in phase_recipes(recipe).items()}
-    return with_recipes(recipe, own)
-
-
-def _resolved(recipe: Recipe, root: Path, began_with: Recipe | None) -> Recipe:
-    reward = resolve_scoring_models(recipe.reward, root, began_with.reward if began_with else None)
-    if began_with is not None:
-        recipe = _with_choices_of(began_with, recipe)
-    recipe = with_folders(recipe, root)
-    device = resolve_device(recipe.model.device)
-    dtype = resolve_dtype(recipe.model.dtype, device)
-    model, teacher = recipe.model.model_copy(update={"device": device, "dtype": dtype}), recipe.teacher
-    if teacher.path is not None and teacher.dtype == "auto":  # one of equal weights then agrees to the bit
-        teacher = teacher.model_copy(update={"dtype": dtype})
-    training = recipe.training
-    if training.checkpoint_every is None:
-        # Replay is exact on a CPU, where full checkpoints are large beside the work; elsewhere each step is kept.
-        every = 10 if device == "cpu" and model.lora_rank == 0 else 1
-        training = training.model_copy(update={"checkpoint_every": every})
-    execution = recipe.execution
-    if execution.threads is None:
-        execution = execution.model_copy(update={"threads": default_threads()})
-    sections = {"model": model, "reward": reward, "teacher": teacher, "training": training}
-    return recipe.model_copy(update={**sections, "execution": execution})
-
-
-def _with_choices_of(began_with: Recipe, recipe: Recipe) -> Recipe:
-    changes: dict[str, Any] = {}
-    for section, name in CHOICES:
-        settings = changes.get(section, getattr(recipe, section))
-        if getattr(settings, name) in ("auto", None):
-            changes[section] = settings.model_copy(update={name: getattr(getattr(began_with, section), name)})
-    return recipe.model_copy(update=changes)
 
 
 def identify(

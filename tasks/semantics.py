@@ -10,7 +10,7 @@ from __future__ import annotations
 SEMANTICS: dict[str, int] = {
     "data": 4,
     "prompts": 1,
-    "rollouts": 1,
+    "rollouts": 2,
     "rewards": 1,
     "advantages": 1,
     "update": 1,

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows.bench import data, rewards
+from flows.bench import data, generate, rewards
 
 BENCHMARKS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
     "data": data.run,
+    "generate": generate.run,
     "rewards": rewards.run,
 }

@@ -21,12 +21,12 @@ MODEL = "smollm2-135m"
 
 def run(root: Path) -> list[dict[str, Any]]:
     """Rows per second and peak memory for each size."""
-    from rft_core.errors import ModelUnreadable
+    from rft_core.errors import SettingsError
     from rft_core.model_folder import resolve_model_path
 
     try:
         model: Path | None = resolve_model_path(MODEL, root)
-    except ModelUnreadable:
+    except SettingsError:
         model = None
     found = []
     with tempfile.TemporaryDirectory() as folder:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from rft_core.config import MIN_TEMPERATURE, RolloutSettings
+from rft_core.engines.batch_budget import MOST_BATCH_TOKENS
 from rft_core.errors import EngineForbidden, SettingsError
 
 Progress = Callable[[int, int, str], None]  # done, total, note
@@ -121,7 +122,7 @@ def _scripted(policy: Any, settings: RolloutSettings) -> Engine:
 def _transformers(policy: Any, settings: RolloutSettings) -> Engine:
     from rft_core.engines.transformers import TransformersEngine  # imports torch
 
-    return TransformersEngine(policy, settings.batch_rows)
+    return TransformersEngine(policy, settings.batch_tokens or MOST_BATCH_TOKENS)
 
 
 ENGINES: dict[str, Callable[[Any, RolloutSettings], Engine]] = {

@@ -6,6 +6,7 @@ R rows of the batch, L left-padded prompt length, V vocabulary.
 from __future__ import annotations
 
 import inspect
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -51,6 +52,10 @@ class CachedForward:
         position_R1 = self.next_position_R[:, None]
         self.next_position_R = self.next_position_R + 1
         return self._forward(token_R[:, None], position_R1)
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """What `step` needs around it: nothing."""
+        return nullcontext()
 
     @property
     def can_pick(self) -> bool:

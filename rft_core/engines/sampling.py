@@ -25,8 +25,7 @@ def draw(logits_RV: Tensor, uniform_R: Tensor, sampling: Sampling) -> tuple[Tens
     logprob_R is of the distribution really drawn from; see Sampling for greedy. Logits of -inf have probability 0. A
     row with a NaN, a +inf or nothing but -inf is not finite: its token and logprob mean nothing.
     """
-    logits_RV = logits_RV.float()
-    top_R = logits_RV.amax(dim=-1)  # NaN when a row holds one
+    top_R = logits_RV.amax(dim=-1).float()  # NaN when a row holds one
     is_finite_R = torch.isfinite(top_R)
     if not bool(is_finite_R.all()):
         logits_RV = torch.where(is_finite_R[:, None], logits_RV, 0.0)
@@ -39,7 +38,7 @@ def draw(logits_RV: Tensor, uniform_R: Tensor, sampling: Sampling) -> tuple[Tens
         token_R, logprob_R = _draw_truncated(logits_RV, top_R, uniform_R, sampling)
         return token_R, logprob_R, is_finite_R
     token_R, total_R = invert(_weights(logits_RV, top_R, sampling.temperature), uniform_R)
-    chosen_R = logits_RV.gather(1, token_R[:, None])[:, 0]
+    chosen_R = logits_RV.gather(1, token_R[:, None])[:, 0].float()
     logprob_R = ((chosen_R - top_R).double() / sampling.temperature - total_R.log()).float()
     return token_R, logprob_R, is_finite_R
 
@@ -71,6 +70,7 @@ def _first_above(cumulated_RN: Tensor, target_R: Tensor) -> Tensor:
 
 
 def _weights(logits_RN: Tensor, top_R: Tensor, temperature: float) -> Tensor:
+    """In float32, as `top_R` is; the logits may be bfloat16 and are not copied for it."""
     weights_RN = logits_RN - top_R[:, None]
     if temperature != 1.0:
         weights_RN.div_(temperature)

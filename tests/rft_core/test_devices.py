@@ -41,7 +41,7 @@ def requests() -> list[Request]:
 
 
 def generated(policy: Policy, sampling: Sampling) -> list[Completion]:
-    return TransformersEngine(policy, batch_rows=5).generate(requests(), sampling)
+    return TransformersEngine(policy, batch_tokens=100).generate(requests(), sampling)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -6,8 +6,10 @@ import pytest
 
 from data_contracts.errors import DamagedTable, SettingsError
 from rft_core.config import Recipe
+from rft_core.engines.batch_budget import MOST_BATCH_TOKENS
+from tasks.resolving import resolved
 from tasks.resuming import read_recipe, read_run
-from tasks.runs import open_run, resolved
+from tasks.runs import open_run
 
 ROOT = Path("unused")
 SETTINGS = {
@@ -27,13 +29,20 @@ def test_nothing_is_left_to_the_machine():
     found = resolved(recipe(), ROOT)
     assert found.model.dtype in ("float32", "bfloat16")
     assert found.training.checkpoint_every == 10
+    assert found.rollout.batch_tokens == MOST_BATCH_TOKENS  # of a model whose cache nobody knows
     assert found.execution.threads >= 1
 
 
 def test_a_resumed_run_keeps_what_its_first_machine_chose():
-    first = recipe(model={"dtype": "bfloat16"}, training={"checkpoint_every": 7}, execution={"threads": 63})
+    first = recipe(
+        model={"dtype": "bfloat16"},
+        rollout={"batch_tokens": 4096},
+        training={"checkpoint_every": 7},
+        execution={"threads": 63},
+    )
     found = resolved(recipe(), ROOT, first)
     assert (found.model.dtype, found.training.checkpoint_every, found.execution.threads) == ("bfloat16", 7, 63)
+    assert found.rollout.batch_tokens == 4096
 
 
 def test_what_the_recipe_says_is_not_overruled():

@@ -23,6 +23,7 @@ QUESTIONS = [
     "Reply with only the number: 9 - 2.",
 ]
 TOKENS = 24
+BUDGET = 10_000  # one batch
 
 
 @dataclass
@@ -54,7 +55,7 @@ def make_requests(policy: LoadedPolicy, group_size: int) -> list[Request]:
 
 def test_greedy_equals_generate(policy: LoadedPolicy) -> None:
     requests = make_requests(policy, 2)
-    completions = TransformersEngine(policy, 8).generate(requests, Sampling(0.0, 1.0, 0, TOKENS))
+    completions = TransformersEngine(policy, BUDGET).generate(requests, Sampling(0.0, 1.0, 0, TOKENS))
     for request, first, second in zip(requests[::2], completions[::2], completions[1::2], strict=True):
         ids = torch.tensor([request.prompt_token_ids])
         output = policy.module.generate(
@@ -67,7 +68,7 @@ def test_greedy_equals_generate(policy: LoadedPolicy) -> None:
 def test_logprobs_and_independence_of_the_batch(policy: LoadedPolicy) -> None:
     sampling = Sampling(0.9, 1.0, 0, TOKENS)
     requests = make_requests(policy, 3)
-    completions = TransformersEngine(policy, 12).generate(requests, sampling)
+    completions = TransformersEngine(policy, BUDGET).generate(requests, sampling)
     alone = TransformersEngine(policy, 1).generate(requests[::-1], sampling)[::-1]
     assert [made.token_ids for made in completions] == [made.token_ids for made in alone]
     for request, completion in zip(requests, completions, strict=True):

@@ -91,6 +91,16 @@ def test_logprob_is_log_softmax_at_the_temperature(temperature: float, size: int
     np.testing.assert_allclose(logprob.numpy(), expected, rtol=1e-6, atol=2e-6)
 
 
+@pytest.mark.parametrize("how", [sampling(), sampling(0.7), sampling(0.9, 0.8, 50), Sampling(0.0, 1.0, 0, 1)])
+def test_bfloat16_logits_are_drawn_as_their_float32_values(how: Sampling) -> None:
+    logits = random_logits(64, 1000).to(torch.bfloat16)
+    for found, expected in zip(
+        draw(logits, random_uniforms(64), how), draw(logits.float(), random_uniforms(64), how), strict=True
+    ):
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+
+
 def test_greedy_takes_the_largest_with_logprobs_at_temperature_1() -> None:
     # softmax of log(1, 5, 2) is 1/8, 5/8, 1/4
     logits = torch.tensor([[1.0, 5.0, 2.0]]).log()
