@@ -91,11 +91,13 @@ def open_run(
     Raises RunBusy when another process writes it, ContentChanged when recipe, data, model, grader or code differ from
     what it began with, SettingsError for a relative path.
     """
+    from rft_core.engines import check_engine
     from rft_core.rewards import build_grader
 
     check_run_name(name)
     watcher = watcher or LogWatcher()
     refuse_relative_paths(recipe)
+    check_engine(recipe.rollout)
     model_folder = resolve_model_path(recipe.model.path, root)
     folder = run_folder(root, name)
     began_with = read_recipe(folder) if read_run(folder) is not None else None
@@ -138,8 +140,10 @@ def check_run_name(name: str) -> None:
 
 
 def close_run(context: RunContext) -> None:
-    """End the grader's threads and processes, and give the lease back."""
+    """End the engine's server, the grader's threads and processes, and give the lease back."""
     unregister(context.name)
+    for engine in context.workplace.kept:
+        engine.close()
     if context.built_grader is not None:
         if context.beside is not None:
             context.beside.close(context.built_grader.close)

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows.bench import data, rewards
+from flows.bench import data, rewards, vllm
 
 BENCHMARKS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
     "data": data.run,
     "rewards": rewards.run,
+    "vllm": vllm.run,
 }
