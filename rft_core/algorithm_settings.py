@@ -274,6 +274,11 @@ class AlgorithmSettings(Settings):
         description="Importance weight old / behaviour of off-policy rows: none, truncated, masked, kept or rejected "
         "unweighted (reject), or whole rows left out for one token (veto). null takes the row's, truncate with most.",
     )
+    correct_engine: bool = Field(
+        True,
+        description="Correct rows of the very policy that is updated too, where an engine with code of its own (vllm) "
+        "sampled them: its logprobs differ from the trainer's.",
+    )
     correction_cap: float | None = Field(None, gt=0, description="truncate: largest weight; null is 2.")
     correction_low: float | None = Field(
         None, ge=0, description="mask, reject, veto: smallest ratio kept; null is 0.5, and 1e-4 for veto."

@@ -44,6 +44,7 @@ class TrainRow:
     returns: np.ndarray | None = None  # float32[C]: what a critic should say
     weight: float = 1.0
     is_off_policy: bool = False
+    is_corrected: bool = False  # weighed by old / behaviour: off-policy, or sampled by other code than the trainer's
     term: str = "own"
     segment: int = 0
     pair_id: str | None = None

@@ -155,6 +155,22 @@ def export_model(state: TrainState, folder: Path, merged: bool) -> None:
     _save_statistics(state, folder)
 
 
+def publish_model(policy: Policy, folder: Path, merged: bool) -> None:
+    """What a rollout engine loads: all weights in the type they compute in, or, under LoRA and not `merged`, the
+    adapter in peft's layout. Not atomic."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if policy.adapter is not None and not merged:
+        _save_adapter(policy, folder)
+        return
+    if policy.adapter is None:
+        weights = {name: tensor.detach() for name, tensor in policy.module.state_dict().items()}
+        _save_model(policy.module, weights, folder, str(policy.dtype).removeprefix("torch."))
+    else:
+        _save_merged(policy, folder)
+    policy.tokenizer.save_pretrained(folder)
+
+
 def _save_statistics(state: TrainState, folder: Path) -> None:
     """Mean and standard deviation of a reward model's scores, for `normalise: stored` of the reward `reward_model`."""
     scores = state.scores
@@ -170,14 +186,14 @@ def _master_weights(policy: Policy) -> dict[str, Tensor]:
     return {name: by_storage.get(tensor.data_ptr(), tensor).detach() for name, tensor in named.items()}
 
 
-def _save_model(module: Any, weights: dict[str, Tensor], folder: Path) -> None:
-    """Hugging Face layout. transformers writes the module's own type into config.json: float32 is what is stored."""
+def _save_model(module: Any, weights: dict[str, Tensor], folder: Path, dtype: str = "float32") -> None:
+    """Hugging Face layout. transformers writes the module's own type into config.json: `dtype` is what is stored."""
     kept = module.config.dtype
     with no_progress_bars():
         module.save_pretrained(folder, state_dict=weights)
     module.config.dtype = kept
     path = folder / "config.json"
-    config = json.loads(path.read_text()) | {"dtype": "float32"}
+    config = json.loads(path.read_text()) | {"dtype": dtype}
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 

@@ -20,6 +20,7 @@ from rft_core.mixtures import refuse_experts
 from rft_core.phases import PhaseSettings, check_phases, filled_from_phases, phase_recipes
 from rft_core.rewards.settings import RewardSettings
 from rft_core.settings import NOT_BLANK, Settings, execution
+from rft_core.vllm_settings import VllmSettings
 
 if TYPE_CHECKING:
     from rft_core.terms import Algorithm
@@ -53,8 +54,10 @@ class ModelSettings(Settings):
 
 
 class RolloutSettings(Settings):
-    engine: Literal["transformers", "scripted", "none"] = Field(
-        "transformers", description="Who generates. none: an offline run; asking it to generate is an error."
+    engine: Literal["transformers", "vllm", "scripted", "none"] = Field(
+        "transformers",
+        description="Who generates. transformers: the policy itself, in this process. vllm: a vLLM server. none: an "
+        "offline run; asking it to generate is an error.",
     )
     prompts_per_step: int = Field(8, ge=1, description="Prompt groups a step.")
     group_size: int = Field(8, ge=1, description="Completions per prompt.")
@@ -82,6 +85,14 @@ class RolloutSettings(Settings):
     script: str | None = Field(
         None, pattern=NOT_BLANK, description="Completions for the scripted engine: a JSON file. For tests."
     )
+    vllm: VllmSettings = Field(default_factory=VllmSettings, description="Of the engine vllm.")
+
+    @model_validator(mode="after")
+    def _engine_fits(self) -> Self:
+        # `none` stands for the engine that made the tables which an offline run reads.
+        if self.engine not in ("vllm", "none") and self.vllm != VllmSettings():
+            raise ValueError(f"vllm has no effect: it is read by engine vllm, got {self.engine}")
+        return self
 
 
 class TrainingSettings(Settings):

@@ -29,6 +29,10 @@ class EngineUnavailable(TransientError):
     """A rollout engine cannot be reached or died."""
 
 
+class WrongWeights(FatalError):
+    """A rollout engine holds other weights than the policy's, and loading them again did not help."""
+
+
 class GraderUnavailable(TransientError):
     """So many rewards could not be computed that the table would mislead."""
 
@@ -101,4 +105,5 @@ __all__ = [
     "StorageUnavailable",
     "TrainingDiverged",
     "TransientError",
+    "WrongWeights",
 ]

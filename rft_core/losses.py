@@ -31,7 +31,7 @@ class LossBatch:
     advantages_T: Tensor  # float32
     mask_T: Tensor  # bool: completion_mask of rows with is_trained
     row_T: Tensor  # int64: row of the micro-batch, ascending from 0
-    off_policy_R: Tensor  # bool: sampled by another policy than the one updated
+    off_policy_R: Tensor  # bool: sampled by another policy than the one updated, or by other code than the trainer's
     weight_R: Tensor  # float32: `weight` of the advantages table
     group_R: Tensor  # int64: group of the optimizer step, the number that denominators_of was given
     old_logprobs_T: Tensor | None = None  # None: one optimizer step per batch, so old is logprobs_T detached

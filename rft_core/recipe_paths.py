@@ -6,6 +6,7 @@ call) must name absolute paths, since a flow runs wherever its worker does. No t
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,11 +26,13 @@ _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9_+.-]+:(?!\\)")
 @dataclass(frozen=True)
 class _PathSetting:
     """`file` gives the part of the setting's text that is a path, or None where it names something else. The folder,
-    where one is known, decides for names that could be either.
+    where one is known, decides for names that could be either. An environment's interpreter is a link, which tells it
+    where its packages are: such a path `keeps_links`.
     """
 
     must: str
     file: Callable[[str, Path | None], str | None]
+    keeps_links: bool = False
 
 
 def with_absolute_paths(value: Any, folder: Path, path: str = "") -> Any:
@@ -44,7 +47,9 @@ def with_absolute_paths(value: Any, folder: Path, path: str = "") -> Any:
     file = setting.file(value, folder) if setting is not None and isinstance(value, str) else None
     if file is None or not file.strip():  # a blank text is no path to the folder; validation refuses it
         return value
-    return str((folder / Path(file).expanduser()).resolve()) + value.removeprefix(file)
+    joined = folder / Path(file).expanduser()
+    keeps_links = setting is not None and setting.keeps_links
+    return (os.path.abspath(joined) if keeps_links else str(joined.resolve())) + value.removeprefix(file)
 
 
 def refuse_relative_paths(recipe: Recipe) -> None:
@@ -121,6 +126,8 @@ PATH_SETTINGS = {
     "teacher.path": _PathSetting("an absolute path, a name from `rft fetch-model`, or a hub id", _model_folder),
     "evaluation.reference": _PathSetting("an absolute path, a name from `rft fetch-model`, or a hub id", _model_folder),
     "rollout.script": _PathSetting("an absolute path", _any_file),
+    "rollout.vllm.python": _PathSetting("an absolute path", _any_file, keeps_links=True),
+    "rollout.vllm.weights_folder": _PathSetting("an absolute path", _any_file),
     **{
         f"algorithm.{name}": _PathSetting(
             "an absolute path as /FOLDER/FILE.py:function, or module.function", _function_file

@@ -82,6 +82,7 @@ _SLOTS = ("level", "gate", "surrogate", "regularizer", "aggregation")
 # Kind -> its bounds where the recipe gives none.
 _CORRECTION_BOUNDS = {"veto": (1e-4, 100.0)}
 _CORRECTION_READERS = {
+    "correct_engine": ("truncate", "mask", "reject", "veto"),
     "correction_cap": ("truncate",),
     "correction_low": ("mask", "reject", "veto"),
     "correction_high": ("mask", "reject", "veto"),

@@ -6,9 +6,12 @@ does not).
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from rft_core.errors import SettingsError
 
 NOT_BLANK = r"\S"  # pattern of texts that name something
 
@@ -16,6 +19,19 @@ NOT_BLANK = r"\S"  # pattern of texts that name something
 def execution(default: Any, **rest: Any) -> Any:
     """A field that decides how work is done, not what comes out; it enters no key."""
     return Field(default, json_schema_extra={"execution": True}, **rest)
+
+
+def secret(variable: str | None, setting: str) -> str | None:
+    """What an environment variable holds, which `setting` names; None where it names none.
+
+    Raises SettingsError where the variable is not set or empty.
+    """
+    if variable is None:
+        return None
+    value = os.environ.get(variable, "").strip()
+    if not value:
+        raise SettingsError(f"{setting} names the environment variable {variable}, which is not set or empty")
+    return value
 
 
 class Settings(BaseModel):

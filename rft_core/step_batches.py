@@ -65,7 +65,7 @@ def loss_batch(
         advantages_T=flat([row.advantages for row in rows]),
         mask_T=flat([row.trained_mask for row in rows]),
         row_T=flat([np.repeat(np.arange(len(rows)), batch.lengths)]),
-        off_policy_R=per_row([row.is_off_policy for row in rows], torch.bool),
+        off_policy_R=per_row([row.is_corrected for row in rows], torch.bool),
         weight_R=per_row([row.weight for row in rows], torch.float32),
         group_R=per_row([mini_batch.group_numbers[row.group_id] for row in rows], torch.int64),
         term_R=per_row([ROW_KINDS.index(row.term) for row in rows], torch.int64),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ ROLLOUT_COLUMNS = (
     "completion_mask",
     "behaviour_logprobs",
     "step_ends",
+    "sampling",
 )
 
 
@@ -46,12 +48,17 @@ POSITIONS = {"tokens": all_tokens, "last": last_token, "steps": ends_of_steps}
 
 
 def train_rows(
-    rollouts: pa.Table, advantages: pa.Table, before: PolicyRef, positions: str = "tokens"
+    rollouts: pa.Table,
+    advantages: pa.Table,
+    before: PolicyRef,
+    positions: str = "tokens",
+    correct_engine: bool = True,
 ) -> list[TrainRow]:
     """One row per train rollout segment, ordered by group, rollout and segment, whatever the tables' order.
 
-    Rollouts of other purposes (baselines) have no credit and are left out. Raises ContractError unless train rollouts
-    and advantages have the same keys, and lists aligned with the completion.
+    With `correct_engine` rows of an engine that computes the policy by other code than the trainer are corrected as
+    off-policy ones are. Rollouts of other purposes (baselines) have no credit and are left out. Raises ContractError
+    unless train rollouts and advantages have the same keys, and lists aligned with the completion.
     """
     credit = {(row["rollout_id"], row["segment"]): row for row in advantages.to_pylist()}
     wanted = [row for row in rollouts.select(list(ROLLOUT_COLUMNS)).to_pylist() if row["purpose"] == "train"]
@@ -66,10 +73,14 @@ def train_rows(
     if positions == "last":  # a conversation in several segments ends in the last one
         last = {row["rollout_id"]: row["segment"] for row in wanted}
         wanted = [row for row in wanted if row["segment"] == last[row["rollout_id"]]]
-    return [_train_row(row, credit[row["rollout_id"], row["segment"]], before, positions) for row in wanted]
+    return [
+        _train_row(row, credit[row["rollout_id"], row["segment"]], before, positions, correct_engine) for row in wanted
+    ]
 
 
-def _train_row(rollout: dict[str, Any], credit: dict[str, Any], before: PolicyRef, positions: str) -> TrainRow:
+def _train_row(
+    rollout: dict[str, Any], credit: dict[str, Any], before: PolicyRef, positions: str, correct_engine: bool
+) -> TrainRow:
     completion = np.array(rollout["completion_token_ids"], np.int64)
     mask = POSITIONS[positions](rollout)
     values = credit["token_advantages"]
@@ -87,6 +98,7 @@ def _train_row(rollout: dict[str, Any], credit: dict[str, Any], before: PolicyRe
                 f"{name} must be aligned with completion_token_ids, found {len(found)} values for "
                 f"{len(completion)} tokens in rollout {rollout['rollout_id']}, segment {rollout['segment']}"
             )
+    is_off_policy = rollout["policy_id"] != before.policy_id
     trained_mask = mask & credit["is_trained"]
     if not np.isfinite(advantages[trained_mask]).all():
         raise ContractError(f"advantages must be finite, found otherwise in rollout {rollout['rollout_id']}")
@@ -101,7 +113,8 @@ def _train_row(rollout: dict[str, Any], credit: dict[str, Any], before: PolicyRe
         behaviour_logprobs=None if behaviour is None else _floats(behaviour),
         returns=None if credit["returns"] is None else _floats(credit["returns"]),
         weight=credit["weight"],
-        is_off_policy=rollout["policy_id"] != before.policy_id,
+        is_off_policy=is_off_policy,
+        is_corrected=is_off_policy or (correct_engine and "engine" in json.loads(rollout["sampling"])),
         term=credit["term"],
         pair_id=credit["pair_id"],
         pair_role=credit["pair_role"],

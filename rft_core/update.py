@@ -105,7 +105,7 @@ def update_policy(
     critic = critic or CriticSettings()
     row_of_table = with_value_term(with_adapted(resolve_algorithm(algorithm), state), state.critic, critic)
     check(row_of_table, training)
-    rows = train_rows(rollouts, advantages, before, row_of_table.positions)
+    rows = train_rows(rollouts, advantages, before, row_of_table.positions, algorithm.correct_engine)
     refuse_without_returns(rows, row_of_table)
     version = before.version + 1
     seed = derive(seed, "update", version)

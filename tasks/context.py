@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_contracts.files import LocalFiles, storage_error
 from data_contracts.ledger import EXPERTS, Ledger
-from data_contracts.refs import MAIN, PolicyRef, TableRef
+from data_contracts.refs import MAIN, PolicyRef, TableRef, digest_of
 from data_contracts.replies import Replies
 from data_contracts.store import Store
 from rft_core.config import Recipe
@@ -24,7 +24,7 @@ from rft_core.data.settings import DataSettings
 from tasks.progress import LogWatcher, Watcher
 
 if TYPE_CHECKING:
-    from rft_core.engines import Engine
+    from rft_core.engines import Engine, Workplace
     from rft_core.rewards import Grader
     from rft_core.terms import Algorithm
     from tasks.beside import BesideGeneration
@@ -120,7 +120,16 @@ class RunContext:
 
         name = self.recipe.rollout.engine
         holder = self.policies.materialise(policy).policy if name in NEEDS_WEIGHTS else TokenizerOnly(self.tokenizer)
-        return ENGINES[name](holder, self.recipe.rollout)
+        self.workplace.policy_id = policy.policy_id
+        return ENGINES[name](holder, self.recipe.rollout, self.workplace)
+
+    @cached_property
+    def workplace(self) -> Workplace:
+        """Of an engine that outlives a stage."""
+        from rft_core.engines import Workplace
+
+        run = f"{self.name}-{digest_of(str(self.root))[:8]}"
+        return Workplace(self.folder / "engine", run, self.recipe.model, self.watcher.noted)
 
     def progress(self, stage: str) -> Callable[[int, int, str], None]:
         """A callback that core functions report to."""

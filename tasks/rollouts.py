@@ -16,7 +16,7 @@ from data_contracts.ledger import BASELINE, EXPERTS
 from data_contracts.refs import PolicyRef, TableRef, content_key
 from data_contracts.store import Store
 from data_contracts.validation import check_table
-from rft_core.engines import Sampling
+from rft_core.engines import COMPUTES_APART, Sampling
 from rft_core.environments import RolloutPlan, plan_blocks, roll_out
 from rft_core.errors import RolloutsFailed
 from tasks.context import RunContext, opened
@@ -73,6 +73,7 @@ def training_plan(context: RunContext, slot: Slot, policy: PolicyRef) -> Rollout
         policy=policy,
         id_prefix=f"{context.prefix}step-{slot.step:05d}"
         + {BASELINE: "-greedy", EXPERTS: "-expert"}.get(slot.round, ""),
+        engine=engine_apart(context),
     )
 
 
@@ -95,13 +96,21 @@ def evaluation_plan(context: RunContext, slot: Slot, policy: PolicyRef) -> Rollo
         run_seed=recipe.seed,
         policy=policy,
         id_prefix=f"{context.prefix}eval-{slot.step:05d}-{slot.round}",
+        engine=engine_apart(context),
     )
+
+
+def engine_apart(context: RunContext) -> str | None:
+    """The engine, where it computes the policy by other code than the trainer."""
+    engine = context.recipe.rollout.engine
+    return engine if engine in COMPUTES_APART else None
 
 
 def _settings(context: RunContext, plan: RolloutPlan) -> dict[str, Any]:
     rollout = context.recipe.rollout
     return {
         "engine": rollout.engine,
+        **({"vllm": rollout.vllm.content()} if rollout.engine == "vllm" else {}),
         "block_groups": groups_per_block(context, plan),
         "batch_tokens": rollout.batch_tokens,
         "script": context.identity.get("script"),
@@ -136,6 +145,8 @@ def _generate(
     missing = [index for index in range(len(blocks)) if index not in writer.committed]
     if missing:
         engine = context.engine(plan.policy)
+        for kept in context.workplace.kept:
+            provenance |= {"engine": kept.provenance}
         scorer = BlockScorer(context.store, context.grader, prompts)
         for index in missing:
             done = index * groups * plan.group_size

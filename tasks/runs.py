@@ -89,9 +89,13 @@ def open_run(
     Raises RunBusy when another process writes it, ContentChanged when recipe, data, model, grader or code differ from
     what it began with, SettingsError for a relative path.
     """
+    from rft_core.engines import check_engine
+
     check_run_name(name)
     watcher = watcher or LogWatcher()
     refuse_relative_paths(recipe)
+    for own in phase_recipes(recipe).values():
+        check_engine(own.rollout)
     folder, taken = run_folder(root, name), taken or {}
     present = read_run(folder)
     recipe = resolved(recipe, root, read_recipe(folder) if present is not None else None)
@@ -189,7 +193,7 @@ def check_run_name(name: str) -> None:
 
 
 def close_run(context: RunContext) -> None:
-    """End the grader's threads and processes, and give the lease back."""
+    """End the engine's server, the grader's threads and processes, and give the lease back."""
     unregister(context.name)
     _end_phase(context)
     if context.ledger.lease is not None:
@@ -197,6 +201,8 @@ def close_run(context: RunContext) -> None:
 
 
 def _end_phase(context: RunContext) -> None:
+    for engine in context.workplace.kept:
+        engine.close()
     if context.built_grader is None:
         return
     if context.beside is not None:

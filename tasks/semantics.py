@@ -34,7 +34,9 @@ STAGE_SOURCES: dict[str, tuple[str, ...]] = {
     ),
     "rollouts": (
         "rft_core/engines/*.py",
+        "rft_core/engines/vllm/*.py",
         "rft_core/environments/*.py",
+        "rft_core/guard.py",
         "rft_core/model_reading.py",
         "rft_core/policy.py",
         "rft_core/seeds.py",
@@ -42,6 +44,7 @@ STAGE_SOURCES: dict[str, tuple[str, ...]] = {
     "rewards": (
         "rft_core/data/encoding.py",
         "rft_core/data/templates.py",
+        "rft_core/guard.py",
         "rft_core/model_folder.py",
         "rft_core/model_reading.py",
         "rft_core/rewards/*.py",

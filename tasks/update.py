@@ -28,6 +28,8 @@ def update_policy(run: str, slot: Slot, rollouts: list[TableRef], advantages: Ta
     refs = reuse(context, slot, {"updates": key})
     reused = refs is not None
     if refs is None:
+        for engine in context.workplace.kept:
+            engine.rest()
         state = context.policies.materialise(before)
         is_exact = context.policies.is_exact
         trained = before if is_exact else inexact(before)

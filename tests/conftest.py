@@ -117,3 +117,5 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
+    if item.get_closest_marker("vllm") and "RFT_VLLM_PYTHON" not in os.environ:
+        pytest.skip("needs an environment with vllm: make test-vllm")

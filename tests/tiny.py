@@ -51,14 +51,14 @@ def make_tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_tiny_model(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
-    """Write model, tokenizer and generation config to `folder`. Weights are a function of the seed alone.
+def make_tiny_model(folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32, **config: Any) -> Path:
+    """Write model, tokenizer and generation config to `folder`. Weights are a function of the seed and of `config`.
 
     The weights are wide (std 0.15), so that logprobs differ between tokens and
     gradients are far from zero.
     """
     tokenizer = make_tiny_tokenizer()
-    module = _random(LlamaForCausalLM, _tiny_config(len(tokenizer)), seed)
+    module = _random(LlamaForCausalLM, _tiny_config(len(tokenizer), **config), seed)
     module.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=END_TOKEN_ID, pad_token_id=END_TOKEN_ID)
     module.to(dtype).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

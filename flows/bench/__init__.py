@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows.bench import data, generate, rewards
+from flows.bench import data, generate, rewards, vllm
 
 BENCHMARKS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
     "data": data.run,
     "generate": generate.run,
     "rewards": rewards.run,
+    "vllm": vllm.run,
 }

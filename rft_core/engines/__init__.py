@@ -4,6 +4,9 @@ An engine is a pure function of (requests, sampling, settings, weights): the ord
 blocks change nothing. Every row draws from its own seed, one uniform per position. A row that fails is data: a
 completion with finish_reason `error` and a reason. An engine that cannot work at all raises EngineUnavailable.
 
+An engine that outlives a stage (a server) is kept in the run's Workplace: it is told before each stage whose weights to
+serve, when training begins, and when the run ends.
+
 To add one: a file beside this one, a factory and a row in ENGINES, its name in `RolloutSettings.engine`.
 """
 
@@ -11,10 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
-from rft_core.config import MIN_TEMPERATURE, RolloutSettings
+from rft_core.config import MIN_TEMPERATURE, ModelSettings, RolloutSettings
 from rft_core.engines.batch_budget import MOST_BATCH_TOKENS
 from rft_core.errors import EngineForbidden, SettingsError
 
@@ -97,6 +101,35 @@ class Engine(Protocol):
         ...
 
 
+class KeptEngine(Engine, Protocol):
+    """An engine that outlives a stage."""
+
+    @property
+    def provenance(self) -> dict[str, Any]: ...
+
+    def rest(self) -> None:
+        """Free what training needs; serving again undoes it."""
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Workplace:
+    """What an engine that outlives a stage has of its run. `run` names it among all that share a machine; `policy_id`
+    is of the policy that is wanted now; `kept` holds the engine once it is there."""
+
+    folder: Path  # the engine's own
+    run: str
+    model: ModelSettings
+    note: Callable[[str], None]
+    policy_id: str = ""
+    kept: list[KeptEngine] = field(default_factory=list)
+
+
+class EngineFactory(Protocol):
+    def __call__(self, policy: Any, settings: RolloutSettings, place: Workplace | None = None) -> Engine: ...
+
+
 class ForbiddenEngine:
     """Stands where nothing may be generated: offline runs, reruns from stored rollouts."""
 
@@ -109,27 +142,52 @@ class ForbiddenEngine:
         )
 
 
-def _none(policy: Any, settings: RolloutSettings) -> Engine:
+def _none(policy: Any, settings: RolloutSettings, place: Workplace | None = None) -> Engine:
     return ForbiddenEngine()
 
 
-def _scripted(policy: Any, settings: RolloutSettings) -> Engine:
+def _scripted(policy: Any, settings: RolloutSettings, place: Workplace | None = None) -> Engine:
     from rft_core.engines.scripted import ScriptedEngine
 
     return ScriptedEngine(policy.tokenizer, settings.script)
 
 
-def _transformers(policy: Any, settings: RolloutSettings) -> Engine:
+def _transformers(policy: Any, settings: RolloutSettings, place: Workplace | None = None) -> Engine:
     from rft_core.engines.transformers import TransformersEngine  # imports torch
 
     return TransformersEngine(policy, settings.batch_tokens or MOST_BATCH_TOKENS)
 
 
-ENGINES: dict[str, Callable[[Any, RolloutSettings], Engine]] = {
+def _vllm(policy: Any, settings: RolloutSettings, place: Workplace | None = None) -> Engine:
+    from rft_core.engines.vllm import VllmEngine
+
+    assert place is not None, "a server needs a place to live in"
+    if not place.kept:
+        place.kept.append(VllmEngine(settings.vllm, place.model, place.folder, place.run, place.note))
+    (engine,) = place.kept
+    assert isinstance(engine, VllmEngine)
+    engine.serve(policy, place.policy_id)
+    return engine
+
+
+ENGINES: dict[str, EngineFactory] = {
     "transformers": _transformers,
+    "vllm": _vllm,
     "scripted": _scripted,
     "none": _none,
 }
 
-# Engines that sample from the resident policy itself; the others need its tokenizer alone.
-NEEDS_WEIGHTS = frozenset({"transformers"})
+# Engines that sample from the resident policy's weights; the others need its tokenizer alone.
+NEEDS_WEIGHTS = frozenset({"transformers", "vllm"})
+
+# Engines that compute the policy by other code than the trainer does: what they report differs from the trainer's
+# logprobs by more than the last bits, and rows carry the engine's name.
+COMPUTES_APART = frozenset({"vllm"})
+
+
+def check_engine(settings: RolloutSettings) -> None:
+    """Raise SettingsError where the engine cannot run on this machine; before anything is loaded."""
+    if settings.engine == "vllm" and not settings.vllm.urls:
+        from rft_core.engines.vllm.managed import check_interpreter
+
+        check_interpreter(settings.vllm)

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from data_contracts.errors import ContractError
 from data_contracts.refs import PolicyRef
+from data_contracts.schemas import canonical_json
 from rft_core.engines import Sampling
 from rft_core.seeds import derive
 
@@ -16,6 +17,7 @@ from rft_core.seeds import derive
 @dataclass(frozen=True)
 class RolloutPlan:
     """One pass of rollouts over prompts. `id_prefix` is `step-00012` in training and `eval-00012-<round>` otherwise.
+    `engine` is named where it computes the policy by other code than the trainer (engines.COMPUTES_APART).
 
     >>> plan = RolloutPlan(
     ...     step=12, round=0, purpose="train", group_size=8, sampling=Sampling(1.0, 1.0, 0, 16), run_seed=0,
@@ -33,6 +35,12 @@ class RolloutPlan:
     run_seed: int
     policy: PolicyRef
     id_prefix: str
+    engine: str | None = None
+
+    @property
+    def sampling_json(self) -> str:
+        """What the rows say of how they were sampled."""
+        return canonical_json({**self.sampling.to_json(), **({"engine": self.engine} if self.engine else {})})
 
     def group_id(self, prompt_id: str) -> str:
         return f"{self.id_prefix}/{prompt_id}"

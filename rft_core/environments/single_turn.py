@@ -40,7 +40,7 @@ def roll_out(
     completions = engine.generate(requests, plan.sampling, progress) if requests else []
     if len(completions) != len(requests):
         raise ContractError(f"the engine must return {len(requests)} completions, got {len(completions)}")
-    sampling = canonical_json(plan.sampling.to_json())
+    sampling = plan.sampling_json
     rows = [
         _row(prompt, index, request.seed, completion, plan, sampling, tokenizer)
         for (prompt, index), request, completion in zip(members, requests, completions, strict=True)

@@ -64,7 +64,7 @@ def engine_that(before_block):
             before_block(len(calls))
             return super().generate(*arguments, **named)
 
-    return lambda holder, settings: Engine(holder.tokenizer, settings.script)
+    return lambda holder, settings, place: Engine(holder.tokenizer, settings.script)
 
 
 def num_scored(folder: Path) -> int:

@@ -48,6 +48,7 @@ NEUTRAL = {
     "rft_core.hardware",
     "rft_core.phases",
     "rft_core.settings",
+    "rft_core.vllm_settings",
 }
 # A file that two stages share imports more than either needs.
 OF_ANOTHER_STAGE = {
@@ -61,6 +62,8 @@ OF_ANOTHER_STAGE = {
     },
     "rollouts": {
         "rft_core.batching",
+        "rft_core.checkpoint",
+        "rft_core.rewards.event_loop",
         "rft_core.kernels.token_logprob",
         "rft_core.data.examples",
         "rft_core.data.faults",

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from data_contracts.refs import digest_of
-from rft_core.errors import SettingsError
 from rft_core.rewards.event_loop import wait_for
 from rft_core.rewards.judge.client import Endpoint, NoCompletion
 from rft_core.rewards.judge.prompts import Question, repaired
 from rft_core.rewards.judge.replies import UnreadableReply, read_reply
 from rft_core.rewards.judge_settings import JudgeSettings
 from rft_core.rewards.rows import shortened
+from rft_core.settings import secret
 
 RAW_CHARACTERS = 160  # of a reply that could not be read, in the reason
 
@@ -143,14 +142,7 @@ class Judge:
 
 def api_key(settings: JudgeSettings) -> str | None:
     """Raises SettingsError where the variable is not set."""
-    if settings.api_key_env is None:
-        return None
-    key = os.environ.get(settings.api_key_env, "").strip()
-    if not key:
-        raise SettingsError(
-            f"judge.api_key_env names the environment variable {settings.api_key_env}, which is not set or empty"
-        )
-    return key
+    return secret(settings.api_key_env, "judge.api_key_env")
 
 
 def _sum(one: int | None, other: int | None) -> int | None:
