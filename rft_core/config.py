@@ -92,6 +92,17 @@ class TrainingSettings(Settings):
         description="Token budget of one forward and backward: higher is faster on a GPU and takes more "
         "memory; results change by rounding only.",
     )
+    compile: Literal["auto"] | bool = Field(
+        "auto",
+        description="Compile the decoder layers of the update: a third faster, results change by rounding. auto: in runs "
+        "of 50 steps or more where a compiler is found, as compiling takes half a minute the first time and seconds "
+        "from its cache. Resolved once, at the start of a run.",
+    )
+    activation_checkpointing: bool = Field(
+        False,
+        description="Compute each decoder layer again in the backward pass instead of keeping what it made: a fraction "
+        "of the memory for long sequences, a third more time.",
+    )
     checkpoint_every: int | None = execution(
         None,
         ge=1,

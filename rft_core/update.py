@@ -131,8 +131,9 @@ def update_policy(
     is_behind = len(plan) > 1 or any(row.is_off_policy and row.num_trained_tokens for row in rows)
     passes = _passes_before(state, reference, update, is_behind, (plan[:num_passes], of_critic[:num_passes]))
     counter.total = _num_micro_batches(state, plan, of_critic, passes, update)
-    scores = Scores(**{name: _score(*parts, update, name) for name, parts in passes.items()})
-    steps = [_optimizer_step(state, *parts, scores, update) for parts in zip(plan, of_critic, strict=True)]
+    with state.policy.training(training.compile is True, training.activation_checkpointing):
+        scores = Scores(**{name: _score(*parts, update, name) for name, parts in passes.items()})
+        steps = [_optimizer_step(state, *parts, scores, update) for parts in zip(plan, of_critic, strict=True)]
     made = [row for row, _ in steps]
     if row_of_table.kl.target is not None:
         num_rollouts = len({row.rollout_id for row in rows if row.num_trained_tokens})

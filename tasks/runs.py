@@ -18,7 +18,14 @@ from data_contracts.store import Store
 from rft_core.config import Recipe
 from rft_core.critic_settings import CriticSettings, check_critic
 from rft_core.errors import ContentChanged, SettingsError
-from rft_core.hardware import default_threads, resolve_device, resolve_dtype, use_threads
+from rft_core.hardware import (
+    default_threads,
+    has_compiler,
+    keep_freed_memory,
+    resolve_device,
+    resolve_dtype,
+    use_threads,
+)
 from rft_core.model_folder import model_digest, resolve_model_path
 from rft_core.recipe_paths import refuse_relative_paths
 from rft_core.recipes import Change, difference, recipe_of, resolved_yaml
@@ -55,7 +62,15 @@ STAGE_OF_IDENTITY = {
     "critic": "advantages",
 }
 # Settings that a recipe may leave to the machine: chosen once, at the start of a run.
-CHOICES = (("model", "device"), ("model", "dtype"), ("training", "checkpoint_every"), ("execution", "threads"))
+CHOICES = (
+    ("model", "device"),
+    ("model", "dtype"),
+    ("training", "checkpoint_every"),
+    ("training", "compile"),
+    ("execution", "threads"),
+)
+# Compiling costs as much as it saves in about so many updates of a small model, and its cache is warm afterwards.
+COMPILED_FROM_STEPS = 50
 STAGE_ORDER = ("data", "rollouts", "rewards", "advantages", "update")
 
 
@@ -91,6 +106,7 @@ def open_run(
     reward = resolve_scoring_models(recipe.reward, root, began_with.reward if began_with else None)
     recipe = recipe.model_copy(update={"reward": reward, "critic": _resolved_critic(recipe.critic, root)})
     use_threads(recipe.execution.threads)
+    keep_freed_memory()
     grader = build_grader(recipe.reward, replies=Replies(str(root)))
     lease = None
     try:
@@ -151,6 +167,11 @@ def resolved(recipe: Recipe, model_folder: Path, began_with: Recipe | None = Non
         # Replay is exact on a CPU, where full checkpoints are large beside the work; elsewhere each step is kept.
         every = 10 if device == "cpu" and model.lora_rank == 0 else 1
         training = training.model_copy(update={"checkpoint_every": every})
+    if training.compile == "auto":
+        pays = device == "cpu" and recipe.steps >= COMPILED_FROM_STEPS and has_compiler(device)
+        training = training.model_copy(update={"compile": pays})
+    elif training.compile and not has_compiler(device):
+        raise SettingsError("training.compile true needs a C++ compiler on a CPU (g++), Triton on CUDA; found none")
     execution = recipe.execution
     if execution.threads is None:
         execution = execution.model_copy(update={"threads": default_threads()})
