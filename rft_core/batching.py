@@ -102,7 +102,9 @@ class MicroBatch:
         """
         if self.segments is not None:
             is_seen_NN = segment_mask(self.segments).to(device)
-            return torch.zeros_like(is_seen_NN, dtype=dtype).masked_fill_(~is_seen_NN, torch.finfo(dtype).min)[None, None]
+            return torch.zeros_like(is_seen_NN, dtype=dtype).masked_fill_(~is_seen_NN, torch.finfo(dtype).min)[
+                None, None
+            ]
         branch_SL = self.branch_SL.to(device)
         if not self.is_shared:
             return (branch_SL != PADDING_BRANCH).long()

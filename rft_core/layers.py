@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+Forward = Callable[..., Any]
 # Errors of torch.compile for a layer that it cannot take; others are ours to see.
 COMPILING_FAILS = (RuntimeError, TypeError, AttributeError, NotImplementedError)
 
@@ -30,7 +31,7 @@ class Layers:
     layers: list[nn.Module]
     is_compiled: bool = False
     is_checkpointed: bool = False
-    _compiled: dict[int, Callable[..., Any]] = field(default_factory=dict)  # by place in `layers`
+    _compiled: list[Forward] = field(default_factory=list)
 
     @classmethod
     def of(cls, module: Any) -> Layers:
@@ -43,37 +44,38 @@ class Layers:
         if not (self.is_compiled or self.is_checkpointed):
             yield
             return
-        with ExitStack() as stack:
-            if self.is_compiled:
-                stack.enter_context(torch.compiler.set_stance("eager_on_recompile"))
-            for number, layer in enumerate(self.layers):
-                run = self._compiled[number] if self.is_compiled else layer.forward
-                layer.forward = partial(self._again, run) if self.is_checkpointed else run
-            try:
-                yield
-            finally:
-                for layer in self.layers:
-                    del layer.forward
+        forwards = self._compiled if self.is_compiled else [layer.forward for layer in self.layers]
+        if self.is_checkpointed:
+            forwards = [partial(self._again, forward) for forward in forwards]
+        stance = torch.compiler.set_stance("eager_on_recompile") if self.is_compiled else nullcontext()
+        with stance, self._replaced(forwards):
+            yield
 
     def compile(self, warm_up: Callable[[], Any]) -> None:
         """`warm_up` computes forward and backward of the micro-batch from which the code is made.
 
         Raises one of COMPILING_FAILS where torch cannot compile the layers.
         """
-        if not self._compiled:
-            for number, layer in enumerate(self.layers):
-                self._compiled[number] = torch.compile(layer.forward, dynamic=True, fullgraph=True)
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        self._compiled = [torch.compile(layer.forward, dynamic=True, fullgraph=True) for layer in self.layers]
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), self._replaced(self._compiled):
             warnings.simplefilter("ignore")  # about dependencies of the compiler, and what it would do on other devices
-            for number, layer in enumerate(self.layers):
-                layer.forward = self._compiled[number]
-            try:
-                warm_up()
-            finally:
-                for layer in self.layers:
-                    del layer.forward
+            warm_up()
 
-    def _again(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    @contextmanager
+    def _replaced(self, forwards: list[Forward]) -> Iterator[None]:
+        kept = [vars(layer).get("forward") for layer in self.layers]
+        for layer, forward in zip(self.layers, forwards, strict=True):
+            layer.forward = forward
+        try:
+            yield
+        finally:
+            for layer, forward in zip(self.layers, kept, strict=True):
+                if forward is None:
+                    del layer.forward  # its class has one
+                else:
+                    layer.forward = forward
+
+    def _again(self, run: Forward, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return run(*args, **kwargs)
         config = self.module.config

@@ -247,7 +247,9 @@ class Policy:
         self.is_packed = self.device.type in PACKED_DEVICES and self._agrees(
             packed_micro_batches(rows, 1000, True)[0], expected
         )
-        self.shared_prefix = wants_shared and (self.is_packed or self._agrees(micro_batches(rows, 1000, True)[0], expected))
+        self.shared_prefix = wants_shared and (
+            self.is_packed or self._agrees(micro_batches(rows, 1000, True)[0], expected)
+        )
         if self.device.type in PACKED_DEVICES and not self.is_packed:
             self.notes.append("attention of this model cannot be computed on packed rows: they are padded")
         if wants_shared and not self.shared_prefix:

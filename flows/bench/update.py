@@ -1,7 +1,7 @@
 """How fast an update is: forward and backward of a step's rows, and the optimizer's step, against plain trainers' way.
 
-The peer is the transformers module itself as trainers call it: float32 weights under bfloat16 autocast, fused attention,
-rows padded to the longest, logits of the completion's positions only, torch's log_softmax; then clip_grad_norm_ and AdamW.
+The peer is the transformers module as trainers call it: float32 weights under bfloat16 autocast, fused attention, rows
+padded to the longest, logits of the completion's positions only, torch's log_softmax; then clip_grad_norm_ and AdamW.
 Ours is what the update stage calls. Both alternate in one process; figures are medians. Tokens are random, which costs
 the same as text.
 """

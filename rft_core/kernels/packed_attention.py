@@ -157,7 +157,9 @@ class Layout:
         group = torch.arange(num_key_heads, device=before.device).view(1, -1, 1)
         repeat = torch.arange(repeats, device=before.device).view(1, 1, -1)
         first = num_key_heads * repeats * before + row * repeats * width + place
-        return (first[:, None, None] + group * (size * repeats * width)[:, None, None] + repeat * width[:, None, None]).view(-1)
+        return (
+            first[:, None, None] + group * (size * repeats * width)[:, None, None] + repeat * width[:, None, None]
+        ).view(-1)
 
 
 def _head_rows(token_BQ: Tensor, num_key_heads: int, repeats: int) -> Tensor:
@@ -321,7 +323,12 @@ class _KeyGradients:
 
 
 def packed_attention_reference(
-    query_NHD: Tensor, key_NGD: Tensor, value_NGD: Tensor, segments: Sequence[Segment], scale: float, softcap: float = 0.0
+    query_NHD: Tensor,
+    key_NGD: Tensor,
+    value_NGD: Tensor,
+    segments: Sequence[Segment],
+    scale: float,
+    softcap: float = 0.0,
 ) -> Tensor:
     """The same by a mask of N x N and torch's own operations: what `packed_attention` must match."""
     repeats = query_NHD.shape[1] // key_NGD.shape[1]
@@ -339,7 +346,9 @@ def segment_mask(segments: Sequence[Segment]) -> Tensor:
     """bool[N, N]: which keys each query sees."""
     lengths = torch.tensor([length for length, _ in segments])
     number = torch.repeat_interleave(torch.arange(len(segments)), lengths)
-    prefix = torch.repeat_interleave(torch.tensor([-1 if prefix is None else prefix for _, prefix in segments]), lengths)
+    prefix = torch.repeat_interleave(
+        torch.tensor([-1 if prefix is None else prefix for _, prefix in segments]), lengths
+    )
     is_own = (number[:, None] == number) & torch.ones(len(number), len(number), dtype=torch.bool).tril()
     return is_own | (prefix[:, None] == number)
 

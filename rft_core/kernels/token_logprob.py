@@ -71,9 +71,7 @@ class _TokenLogprob(torch.autograd.Function):
             from rft_core.kernels.token_logprob_triton import backward
         else:
             backward = _backward
-        grad_TV = backward(
-            logits_TV, targets_T, ctx.temperature, logsumexp_T, entropy_T, grad_logprob_T, of_entropy_T
-        )
+        grad_TV = backward(logits_TV, targets_T, ctx.temperature, logsumexp_T, entropy_T, grad_logprob_T, of_entropy_T)
         return grad_TV, None, None, None
 
 
