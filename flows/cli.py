@@ -169,7 +169,9 @@ def validate(
 
 @app.command()
 def bench(
-    name: Annotated[Literal["data", "rewards"] | None, typer.Argument(help="One benchmark; all without it.")] = None,
+    name: Annotated[
+        Literal["data", "rewards", "update", "kernels"] | None, typer.Argument(help="One benchmark; all without it.")
+    ] = None,
     root: Root = None,
     as_json: Json = False,
 ) -> None:

@@ -94,8 +94,8 @@ class TrainingSettings(Settings):
     )
     compile: Literal["auto"] | bool = Field(
         "auto",
-        description="Compile the decoder layers of the update: a third faster, results change by rounding. auto: in runs "
-        "of 50 steps or more where a compiler is found, as compiling takes half a minute the first time and seconds "
+        description="Compile the decoder layers of the update: faster, results change by rounding. auto: on a CPU, in "
+        "runs of 50 steps or more, where a compiler is found: compiling takes half a minute the first time and seconds "
         "from its cache. Resolved once, at the start of a run.",
     )
     activation_checkpointing: bool = Field(

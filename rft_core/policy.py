@@ -25,7 +25,7 @@ from rft_core.config import ModelSettings
 from rft_core.data.prompts import load_tokenizer
 from rft_core.errors import SettingsError
 from rft_core.hardware import resolve_device, resolve_dtype
-from rft_core.kernels.linear_logprob import HeadForm, linear_logprob
+from rft_core.kernels.linear_logprob import PLAIN, HeadForm, linear_logprob
 from rft_core.kernels.token_logprob import token_logprob
 from rft_core.layers import COMPILING_FAILS, Layers
 from rft_core.model_reading import read_module
@@ -62,7 +62,7 @@ class Policy:
     master: list[Tensor]
     adapter: Any = None  # the PeftModel around `module`
     has_plain_head: bool = True  # logits are hidden states x head in its `head_form`
-    head_form: HeadForm = HeadForm()
+    head_form: HeadForm = PLAIN
     shared_prefix: bool = True
     is_packed: bool = True
     notes: list[str] = field(default_factory=list)
@@ -135,9 +135,12 @@ class Policy:
         """[T, D], where each of the batch's tokens is predicted."""
         # Compiled code differs with and without a gradient. Scores are by that which trains: ratios are 1 at first.
         needs_gradient = torch.is_grad_enabled() or self.layers.is_compiled
-        with attending(self.module, batch, self.dtype, self.device) as inputs, self.layers.running():
-            with torch.set_grad_enabled(needs_gradient):
-                hidden_SLD = self.module.base_model(**inputs).last_hidden_state
+        with (
+            torch.set_grad_enabled(needs_gradient),
+            attending(self.module, batch, self.dtype, self.device) as inputs,
+            self.layers.running(),
+        ):
+            hidden_SLD = self.module.base_model(**inputs).last_hidden_state
         if not torch.is_grad_enabled():
             hidden_SLD = hidden_SLD.detach()
         return hidden_SLD.flatten(0, 1).index_select(0, batch.predicting_T.to(self.device))

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows.bench import data, rewards
+from flows.bench import data, kernels, rewards, update
 
 BENCHMARKS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
     "data": data.run,
     "rewards": rewards.run,
+    "update": update.run,
+    "kernels": kernels.run,
 }

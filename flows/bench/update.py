@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def train_rows_of(case: Case, vocabulary: int) -> list[Any]:
     from rft_core.batching import TrainRow
 
     generator = np.random.default_rng(case.completion_tokens)
-    rows = []
+    rows: list[Any] = []
     for group in range(case.prompts):
         prompt = generator.integers(3, vocabulary, PROMPT_TOKENS + generator.integers(-4, 5))
         for number in range(case.group_size):
@@ -176,9 +177,9 @@ def report(folder: str) -> None:
         at_once = PEER_ROWS if case.spread else len(of_case)
         made = medians(
             {
-                "peer": lambda of_case=of_case, at_once=at_once: peer.forward_and_backward(of_case, at_once),
-                "ours": lambda of_case=of_case: ours.forward_and_backward(of_case, budget),
-                "compiled": lambda of_case=of_case: compiled.forward_and_backward(of_case, budget),
+                "peer": partial(peer.forward_and_backward, of_case, at_once),
+                "ours": partial(ours.forward_and_backward, of_case, budget),
+                "compiled": partial(compiled.forward_and_backward, of_case, budget),
             }
         )
         rows += [

@@ -7,9 +7,9 @@ Shapes: T tokens, D hidden size, V vocabulary, C a piece of it. With x = logits 
     entropy = logsumexp(x) - sum(p x)                 d entropy / d x = -p (log p + entropy)
 
 Logits, their float32 form and their gradient outweigh a small model: 8,192 tokens of a vocabulary of 49,152 are 1.6 GB
-each. Here both passes go over the vocabulary piece by piece, for all tokens at once; the weight's gradient of a piece is
-then one matrix product, whose sum over tokens is in float32 inside. Many tokens go in blocks, whose gradients of the
-weight add up in float32.
+each. Here both passes go over the vocabulary piece by piece, for all tokens at once; the gradient of a piece of the
+weight is then one matrix product, whose sum over tokens is in float32 inside. Many tokens go in blocks, whose gradients
+of the weight add up in float32.
 """
 
 from collections.abc import Iterator
@@ -84,7 +84,7 @@ def linear_logprob(
 
 @dataclass
 class Running:
-    """Over the pieces of the vocabulary seen so far: top x, sums of exp(x - top) and exp(x - top) (x - top), target's x."""
+    """Over the pieces seen so far: top x, sums of exp(x - top) and of exp(x - top) (x - top), the target's x."""
 
     top_T: Tensor
     total_T: Tensor

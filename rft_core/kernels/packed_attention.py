@@ -182,7 +182,7 @@ class _Gathered:
     def of(cls, tile: Tile, query_NHD: Tensor, key_NGD: Tensor, value_NGD: Tensor) -> "_Gathered":
         num_heads, num_key_heads = query_NHD.shape[1], key_NGD.shape[1]
         repeats = num_heads // num_key_heads
-        (size, width), many = tile.query_BQ.shape, num_key_heads * len(tile.query_BQ)
+        many, width = num_key_heads * len(tile.query_BQ), tile.query_BQ.shape[1]
         key_BK = torch.cat([tile.prefix_BP, tile.query_BQ], 1)
         key_rows = _head_rows(key_BK, num_key_heads, 1)
         queries = query_NHD.flatten(0, 1).index_select(0, _head_rows(tile.query_BQ, num_key_heads, repeats))
@@ -271,7 +271,7 @@ def _backward(
 
 def _tile_gradients(read: _Gathered, grad: Tensor, scale: float, softcap: float) -> tuple[Tensor, Tensor, Tensor]:
     """Of queries [G B, R, Q, D], keys and values [G B, K, D]."""
-    many, repeats, width, dim = read.queries.shape
+    many, repeats, _, dim = read.queries.shape
     grad_query = torch.empty_like(read.queries)
     grad_key, grad_value = torch.zeros_like(read.keys), torch.zeros_like(read.values)
     for span, num_keys, queries, p, capped in read.probabilities(scale, softcap):

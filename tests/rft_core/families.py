@@ -63,7 +63,7 @@ def make_family(folder: Path, name: str, **changes) -> Path:
         torch.manual_seed(0)
         module = model(config(**{**SHAPE, **own, **changes}))
     with torch.no_grad():  # fresh models have biases of 0 and norms of 1, which hide mistakes
-        for key, weight in module.named_parameters():
+        for weight in module.parameters():
             if weight.ndim == 1:
                 weight += torch.linspace(-0.2, 0.2, len(weight))
     module.save_pretrained(folder)

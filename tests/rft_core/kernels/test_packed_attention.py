@@ -10,8 +10,8 @@ from rft_core.kernels.packed_attention import (
     segment_mask,
 )
 
-# By hand: a prompt and its completions, one alone. Ragged prompts and completions, one of no token, several lengths that
-# share a tile and some that do not. Long ones: several slices of queries. A single token.
+# As drawn in the module. Ragged prompts and completions, one of no token, several lengths that share a tile and some
+# that do not. Long ones: several slices of queries. A single token.
 LAYOUTS = {
     "drawn": [(3, None), (2, 0), (3, 0), (2, None)],
     "ragged": [(5, None), (7, None), (2, 0), (9, 1), (30, 1), (0, 1), (1, 0), (12, 0), (40, None), (11, 0)],
