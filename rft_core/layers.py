@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -47,8 +47,7 @@ class Layers:
         forwards = self._compiled if self.is_compiled else [layer.forward for layer in self.layers]
         if self.is_checkpointed:
             forwards = [partial(self._again, forward) for forward in forwards]
-        stance = torch.compiler.set_stance("eager_on_recompile") if self.is_compiled else nullcontext()
-        with stance, self._replaced(forwards):
+        with self._stance(self.is_compiled), self._replaced(forwards):
             yield
 
     def compile(self, warm_up: Callable[[], Any]) -> None:
@@ -75,17 +74,23 @@ class Layers:
                 else:
                     layer.forward = forward
 
+    @staticmethod
+    def _stance(is_compiled: bool) -> AbstractContextManager[Any]:
+        """What has no code yet is not compiled any more: it runs as it is."""
+        return torch.compiler.set_stance("eager_on_recompile") if is_compiled else nullcontext()
+
     def _again(self, run: Forward, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return run(*args, **kwargs)
-        config = self.module.config
+        config, is_compiled = self.module.config, self.is_compiled
         attention = config._attn_implementation
 
         def layer(*inputs: Tensor) -> Any:
             kept = config._attn_implementation
             config._attn_implementation = attention  # in the backward pass it is the module's own again
             try:
-                return run(*inputs, **kwargs)
+                with self._stance(is_compiled):
+                    return run(*inputs, **kwargs)
             finally:
                 config._attn_implementation = kept
 

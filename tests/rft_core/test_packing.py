@@ -6,7 +6,7 @@ from tests.rft_core.test_batching import row
 
 
 def test_layout_by_hand():
-    # As drawn in the module: prompt p of 3 with a of 3 and b of 4, prompt q of 2 with c of 2; last tokens are no inputs.
+    # As drawn in the module: prompt p of 3 with a of 3 and b of 4, q of 2 with c of 2; last tokens are no inputs.
     rows = [
         row("a", [10, 11, 12], [20, 21, 22]),
         row("c", [15, 16], [40, 41]),
