@@ -185,7 +185,8 @@ def validate(
 @app.command()
 def bench(
     name: Annotated[
-        Literal["data", "generate", "rewards", "vllm"] | None, typer.Argument(help="One benchmark; all without it.")
+        Literal["data", "generate", "rewards", "update", "kernels", "vllm"] | None,
+        typer.Argument(help="One benchmark; all without it."),
     ] = None,
     root: Root = None,
     as_json: Json = False,

@@ -14,10 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from rft_core.kernels.packed_attention import Segment, attention_plan, segment_mask
 
 # Attention is quadratic in a shared sequence's length, and most of what it computes is masked. On a CPU, which stores
 # all of it, 512 costs a third more memory per token than 64; fused attention on a GPU stores none.
@@ -76,6 +79,12 @@ class MicroBatch:
     branch_SL: Tensor  # int64: 0 prompt, k the k-th completion of the sequence, -1 padding
     predicting_T: Tensor  # int64: index into S x L of the position whose logits predict each completion token
     target_T: Tensor  # int64: the completion tokens
+    segments: tuple[Segment, ...] | None = None  # of the one sequence, where it is packed (packing.py)
+
+    @cached_property
+    def attention_plan(self) -> Tensor | None:
+        """Where it is packed: what `packed_attention` reads."""
+        return None if self.segments is None else attention_plan(self.segments)
 
     @property
     def num_tokens(self) -> int:
@@ -89,8 +98,14 @@ class MicroBatch:
 
     def attention_mask(self, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         """Shared: additive [S, 1, L, L], 0 or the type's lowest value. Plain: int64 [S, L], from which the model makes
-        its own mask. Padding attends to the prompt and earlier padding, nothing attends to it: no row is empty.
+        its own mask. Padding attends to the prompt and earlier padding, nothing attends to it: no row is empty. Packed:
+        additive [1, 1, N, N], for a model that does not attend by segments.
         """
+        if self.segments is not None:
+            is_seen_NN = segment_mask(self.segments).to(device)
+            return torch.zeros_like(is_seen_NN, dtype=dtype).masked_fill_(~is_seen_NN, torch.finfo(dtype).min)[
+                None, None
+            ]
         branch_SL = self.branch_SL.to(device)
         if not self.is_shared:
             return (branch_SL != PADDING_BRANCH).long()
@@ -113,15 +128,15 @@ def micro_batches(
     Sequences of like length meet, so that little is padding. A pure function of the rows' order and tokens.
     """
     limit = min(token_budget, max_shared_tokens) if shared_prefix else 0
-    sequences = _sequences(rows, limit)
-    sequences.sort(key=lambda sequence: -_num_inputs(rows, sequence))  # stable: equal lengths keep their order
+    sequences = rows_by_prompt(rows, limit)
+    sequences.sort(key=lambda sequence: -num_inputs(rows, sequence))  # stable: equal lengths keep their order
     batches: list[MicroBatch] = []
     waiting: list[list[int]] = []
     for sequence in sequences:
-        longest = _num_inputs(rows, waiting[0]) if waiting else 0
+        longest = num_inputs(rows, waiting[0]) if waiting else 0
         is_over = longest * (len(waiting) + 1) > token_budget
         # A lone row may be longer than the window of a model that has one: only the plain mask knows of that.
-        is_other_mask = longest > limit >= _num_inputs(rows, sequence)
+        is_other_mask = longest > limit >= num_inputs(rows, sequence)
         if waiting and (is_over or is_other_mask):
             batches.append(_micro_batch(rows, waiting))
             waiting = []
@@ -131,7 +146,7 @@ def micro_batches(
     return batches
 
 
-def _sequences(rows: Sequence[TrainRow], limit: int) -> list[list[int]]:
+def rows_by_prompt(rows: Sequence[TrainRow], limit: int) -> list[list[int]]:
     """Row indices by sequence: rows of equal prompts together, up to `limit` inputs; else one row each."""
     made: list[list[int]] = []
     open_by_prompt: dict[bytes, tuple[list[int], int]] = {}
@@ -150,13 +165,13 @@ def _sequences(rows: Sequence[TrainRow], limit: int) -> list[list[int]]:
     return made
 
 
-def _num_inputs(rows: Sequence[TrainRow], sequence: list[int]) -> int:
+def num_inputs(rows: Sequence[TrainRow], sequence: list[int]) -> int:
     completions = sum(len(rows[index].completion_token_ids) - 1 for index in sequence)
     return len(rows[sequence[0]].prompt_token_ids) + completions
 
 
 def _micro_batch(rows: Sequence[TrainRow], sequences: list[list[int]]) -> MicroBatch:
-    length = max(_num_inputs(rows, sequence) for sequence in sequences)
+    length = max(num_inputs(rows, sequence) for sequence in sequences)
     input_ids = np.zeros((len(sequences), length), np.int64)  # any id does for padding: nothing reads it
     positions = np.zeros_like(input_ids)
     branches = np.full_like(input_ids, PADDING_BRANCH)

@@ -120,6 +120,17 @@ class TrainingSettings(Settings):
         description="Keeps a moving average of the weights: each optimizer step moves it by 1 - this towards them "
         "(0.999 is usual). `rft export --ema` and `rft evaluate --ema` take it; training does not. null keeps none.",
     )
+    compile: Literal["auto"] | bool = Field(
+        "auto",
+        description="Compile the decoder layers of the update: faster, results change by rounding. auto: on a CPU, in "
+        "runs of 50 steps or more, where a compiler is found: compiling takes half a minute the first time and seconds "
+        "from its cache. Resolved once, at the start of a run.",
+    )
+    activation_checkpointing: bool = Field(
+        False,
+        description="Compute each decoder layer again in the backward pass instead of keeping what it made: a fraction "
+        "of the memory for long sequences, a third more time.",
+    )
     checkpoint_every: int | None = execution(
         None,
         ge=1,

@@ -61,6 +61,14 @@ def score_batch(
 
 def refuse_other_layout(policy: Policy, teacher: Policy) -> None:
     """Raises SettingsError where the teacher cannot compute the policy's micro-batches."""
+    if policy.is_packed:
+        fits = teacher.window is None or (policy.window is not None and teacher.window >= policy.window)
+        if not (teacher.is_packed and fits):
+            raise SettingsError(
+                "the teacher's attention must be computed on packed rows as the policy's is, without a shorter window; "
+                f"{teacher.folder} does not allow it: take a teacher of the policy's family"
+            )
+        return
     if teacher.max_shared_tokens < policy.max_shared_tokens:
         raise SettingsError(
             f"model.shared_prefix must be false with this teacher: the policy lets completions share a prompt up to "

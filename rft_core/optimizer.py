@@ -69,8 +69,9 @@ class Optimizer:
     def step(self, training: TrainingSettings, learning_rate: float, grad_norm: float) -> None:
         """Scale gradients down to the norm, step, and write the compute weights. Gradients are freed."""
         gradients = self._gradients()
-        if grad_norm > training.max_grad_norm:
-            torch._foreach_mul_(gradients, training.max_grad_norm / grad_norm)
+        excess = max(1.0, grad_norm / training.max_grad_norm)
+        # The fused step divides by it on its way, which saves a pass over all gradients.
+        self.adamw.grad_scale = torch.tensor(excess, device=gradients[0].device) if excess > 1 else None
         for group in self.adamw.param_groups:
             group["lr"], group["eps"] = learning_rate, training.adam_epsilon
             group["betas"] = (training.beta1, training.beta2)

@@ -19,17 +19,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from rft_core.attending import attending
 from rft_core.batching import SHARED_SEQUENCE_TOKENS, MicroBatch, TrainRow, micro_batches
 from rft_core.config import ModelSettings
 from rft_core.data.prompts import load_tokenizer
 from rft_core.errors import SettingsError
 from rft_core.hardware import resolve_device, resolve_dtype
+from rft_core.kernels.linear_logprob import PLAIN, HeadForm, linear_logprob
 from rft_core.kernels.token_logprob import token_logprob
+from rft_core.layers import COMPILING_FAILS, Layers
 from rft_core.model_reading import read_module
+from rft_core.packing import packed_micro_batches, warm_up_rows
 from rft_core.seeds import derive
 
 # On a CPU the backward pass of torch's fused attention is several times slower than matrix products and a softmax.
 ATTENTION = {"cpu": "eager", "cuda": "sdpa"}
+# Elsewhere fused attention takes a mask of shared prompts and stores no scores.
+PACKED_DEVICES = ("cpu",)
 # More logits than this (256 MiB in float32) are computed in pieces, and once more in the backward pass.
 MAX_LOGITS = 1 << 26
 # What two layouts of the same tokens may differ by at the probe, in nats: rounding, or another function altogether.
@@ -55,11 +61,18 @@ class Policy:
     compute: list[nn.Parameter]
     master: list[Tensor]
     adapter: Any = None  # the PeftModel around `module`
-    has_plain_head: bool = True
+    has_plain_head: bool = True  # logits are hidden states x head in its `head_form`
+    head_form: HeadForm = PLAIN
     shared_prefix: bool = True
+    is_packed: bool = True
     notes: list[str] = field(default_factory=list)
+    layers: Layers = field(init=False)
+    _can_compile: bool | None = field(init=False, default=None)  # None: not tried
     head: ClassVar[str] = "causal"  # a key of model_reading.HEADS
     new_head: ClassVar[str | None] = None  # name of a head that the folder's model may lack; its weights always train
+
+    def __post_init__(self) -> None:
+        self.layers = Layers.of(self.module)
 
     @classmethod
     def load(cls, settings: ModelSettings, folder: Path, seed: int, *, trainable: bool = True) -> Self:
@@ -94,27 +107,28 @@ class Policy:
         self, batch: MicroBatch, temperature: float, *, entropy_gradient: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """(logprob_T, entropy_T) of the completion tokens in float32, at `temperature`, row after row."""
-        hidden_TX, head = self.features(batch)
-        return self._logprobs(hidden_TX, head, batch, temperature, entropy_gradient)
+        if self.has_plain_head:
+            return self.logprobs_and_hidden(batch, temperature, entropy_gradient=entropy_gradient)[:2]
+        logits_TV, _ = self.features(batch)
+        target_T = batch.target_T.to(self.device)
+        return token_logprob(logits_TV, target_T, temperature, entropy_gradient=entropy_gradient)
 
     def logprobs_and_hidden(
         self, batch: MicroBatch, temperature: float, *, entropy_gradient: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(logprob_T, entropy_T, hidden_TD) of one pass, for a model whose logits are hidden states x head."""
-        hidden_TD, head = self.features(batch)
-        return *self._logprobs(hidden_TD, head, batch, temperature, entropy_gradient), hidden_TD
-
-    def hidden_states(self, batch: MicroBatch) -> Tensor:
-        """[T, D], where each of the batch's tokens is predicted."""
-        hidden_SLD = self.module.base_model(**self._inputs(batch)).last_hidden_state
-        return hidden_SLD.flatten(0, 1).index_select(0, batch.predicting_T.to(self.device))
+        hidden_TD = self.hidden_states(batch)
+        target_T = batch.target_T.to(self.device)
+        return *self._head_logprobs(hidden_TD, target_T, temperature, entropy_gradient), hidden_TD
 
     def features(self, batch: MicroBatch) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """What predicts each completion token, [T, D], and the head that makes logits [P, V] of any P rows of it. Where
         logits are more than hidden states x head they are the features."""
         if self.has_plain_head:
-            return self.hidden_states(batch), self.module.get_output_embeddings()
-        logits_SLV = self.module(**self._inputs(batch)).logits
+            head, form = self.module.get_output_embeddings(), self.head_form
+            return self.hidden_states(batch), lambda hidden: form.applied_to(head(hidden))
+        with attending(self.module, batch, self.dtype, self.device) as inputs, self.layers.running():
+            logits_SLV = self.module(**inputs).logits
         return logits_SLV.flatten(0, 1).index_select(0, batch.predicting_T.to(self.device)), lambda logits: logits
 
     def in_pieces(self, piece: Callable[..., tuple[Tensor, ...]], *aligned: Tensor) -> tuple[Tensor, ...]:
@@ -137,14 +151,64 @@ class Policy:
         return int(weights.weight.shape[0])
 
     @property
+    def window(self) -> int | None:
+        """The longest row in which every token sees all before it; None where no layer has a window."""
+        return _attention_window(self.module.config)
+
+    @property
     def max_shared_tokens(self) -> int:
-        """The longest sequence that completions may share; 0 where they may share none."""
+        """The longest padded sequence that completions may share; 0 where they may share none."""
         limit = SHARED_SEQUENCE_TOKENS[self.device.type]
-        return min(limit, _attention_window(self.module.config) or limit) if self.shared_prefix else 0
+        return min(limit, self.window or limit) if self.shared_prefix else 0
 
     def micro_batches(self, rows: list[TrainRow], token_budget: int) -> list[MicroBatch]:
         """Rows -> micro-batches in the layout that this model allows."""
-        return micro_batches(rows, token_budget, self.shared_prefix, self.max_shared_tokens)
+        if not self.is_packed:
+            return micro_batches(rows, token_budget, self.shared_prefix, self.max_shared_tokens)
+        return packed_micro_batches(rows, token_budget, self.shared_prefix, self.window)
+
+    def hidden_states(self, batch: MicroBatch) -> Tensor:
+        """[T, D], where each of the batch's tokens is predicted."""
+        # Compiled code differs with and without a gradient. Scores are by that which trains: ratios are 1 at first.
+        needs_gradient = torch.is_grad_enabled() or self.layers.is_compiled
+        with (
+            torch.set_grad_enabled(needs_gradient),
+            attending(self.module, batch, self.dtype, self.device) as inputs,
+            self.layers.running(),
+        ):
+            hidden_SLD = self.module.base_model(**inputs).last_hidden_state
+        if not torch.is_grad_enabled():
+            hidden_SLD = hidden_SLD.detach()
+        return hidden_SLD.flatten(0, 1).index_select(0, batch.predicting_T.to(self.device))
+
+    @contextmanager
+    def training(self, is_compiled: bool, is_checkpointed: bool) -> Iterator[None]:
+        """How the layers run in an update; everything else that the policy computes takes them as they are."""
+        if is_compiled and self._can_compile is None:
+            self._can_compile = self._compile()
+        self.layers.is_compiled, self.layers.is_checkpointed = is_compiled and bool(self._can_compile), is_checkpointed
+        try:
+            yield
+        finally:
+            self.layers.is_compiled = self.layers.is_checkpointed = False
+
+    def _compile(self) -> bool:
+        """Compile the layers from a micro-batch that is always the same; False, with a note, where that cannot be."""
+        rows = warm_up_rows(self.module.get_input_embeddings().weight.shape[0])
+        (batch,) = self.micro_batches(rows, 100_000)
+
+        def warm_up() -> None:
+            self.hidden_states(batch).float().sum().backward()
+
+        try:
+            self.layers.compile(warm_up)
+        except COMPILING_FAILS as error:
+            self.notes.append(f"layers of this model cannot be compiled, they run as they are: {type(error).__name__}")
+            return False
+        finally:
+            for weight in (*self.master, *self.compute):
+                weight.grad = None
+        return True
 
     def write_compute(self) -> None:
         """Masters -> compute weights, after an optimizer step or a load."""
@@ -158,26 +222,26 @@ class Policy:
         with self.adapter.disable_adapter():
             yield
 
-    def _inputs(self, batch: MicroBatch) -> dict[str, Any]:
-        return {
-            "input_ids": batch.input_ids_SL.to(self.device),
-            "position_ids": batch.position_ids_SL.to(self.device),
-            "attention_mask": batch.attention_mask(self.dtype, self.device),
-            "use_cache": False,
-        }
-
-    def _logprobs(
-        self,
-        features_TX: Tensor,
-        head: Callable[[Tensor], Tensor],
-        batch: MicroBatch,
-        temperature: float,
-        entropy_gradient: bool,
+    def _head_logprobs(
+        self, hidden_TD: Tensor, target_T: Tensor, temperature: float, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        def piece(features: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-            return token_logprob(head(features), targets, temperature, entropy_gradient=entropy_gradient)
+        head, form = self.module.get_output_embeddings(), self.head_form
+        if type(head) is nn.Linear:  # an adapter around it computes more than its weight does
+            return linear_logprob(
+                hidden_TD,
+                head.weight,
+                target_T,
+                temperature,
+                bias_V=head.bias,
+                form=form,
+                entropy_gradient=entropy_gradient,
+            )
 
-        logprobs_T, entropy_T = self.in_pieces(piece, features_TX, batch.target_T.to(self.device))
+        def piece(hidden: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+            logits_TV = form.applied_to(head(hidden))
+            return token_logprob(logits_TV, targets, temperature, entropy_gradient=entropy_gradient)
+
+        logprobs_T, entropy_T = self.in_pieces(piece, hidden_TD, target_T)
         return logprobs_T, entropy_T
 
     def _split_masters(self, dtype: torch.dtype) -> None:
@@ -198,16 +262,28 @@ class Policy:
         """Find out on a few tokens whether hidden states x head are this model's logits, and whether completions may
         share a prompt. Families that scale or cap logits, or whose layers ignore a mask, differ by far."""
         rows = self._probe_rows()
-        plain, shared = (micro_batches(rows, 1000, layout)[0] for layout in (False, True))
+        (plain,) = micro_batches(rows, 1000, False)
         self.has_plain_head = False
+        self.head_form = _head_form(self.module.config)
         with torch.no_grad():
             logprobs_T, _ = self.token_logprobs(plain, 1.0)
             expected = dict(zip(plain.row_indices, logprobs_T.split(plain.lengths), strict=True))
             self.has_plain_head = self.module.get_output_embeddings() is not None
             self.has_plain_head = self.has_plain_head and self._agrees(plain, expected)
-            self.shared_prefix = wants_shared and self._agrees(shared, expected)
+            self._choose_layout(rows, wants_shared, expected)
         if not self.has_plain_head:
             self.notes.append("logits of this model are more than hidden states x head: computed at all positions")
+
+    def _choose_layout(self, rows: list[TrainRow], wants_shared: bool, expected: dict[int, Tensor]) -> None:
+        """Packed where rows may be packed, else padded, with shared prompts where those agree."""
+        self.is_packed = self.device.type in PACKED_DEVICES and self._agrees(
+            packed_micro_batches(rows, 1000, True)[0], expected
+        )
+        self.shared_prefix = wants_shared and (
+            self.is_packed or self._agrees(micro_batches(rows, 1000, True)[0], expected)
+        )
+        if self.device.type in PACKED_DEVICES and not self.is_packed:
+            self.notes.append("attention of this model cannot be computed on packed rows: they are padded")
         if wants_shared and not self.shared_prefix:
             self.notes.append("this model does not let completions share a prompt: each row is computed on its own")
 
@@ -291,6 +367,15 @@ def _adds_to(master: Tensor) -> Any:
         weight.grad = None
 
     return move
+
+
+def _head_form(config: Any) -> HeadForm:
+    """What families do to logits, by the names they have for it; the probe finds out whether that is all."""
+    config = config.get_text_config()
+    return HeadForm(
+        softcap=float(getattr(config, "final_logit_softcapping", None) or 0),
+        scale=float(getattr(config, "logit_scale", None) or 1) / float(getattr(config, "logits_scaling", None) or 1),
+    )
 
 
 def _attention_window(config: Any) -> int | None:

@@ -64,13 +64,11 @@ class ScorePolicy(Policy):
     def _probe(self, wants_shared: bool) -> None:
         """Whether completions may share a prompt, told by hidden states: a new head gives 0 for any."""
         rows = self._probe_rows()
-        plain, shared = (after_reading(micro_batches(rows, 1000, layout)[0]) for layout in (False, True))
+        (plain,) = micro_batches(rows, 1000, False)
         with torch.no_grad():
             hidden_TD = self.hidden_states(plain)
             expected = dict(zip(plain.row_indices, hidden_TD.split(plain.lengths), strict=True))
-            self.shared_prefix = wants_shared and self._agrees(shared, expected)
-        if wants_shared and not self.shared_prefix:
-            self.notes.append("this model does not let completions share a prompt: each row is computed on its own")
+            self._choose_layout(rows, wants_shared, expected)
 
     def _agrees(self, batch: MicroBatch, expected: dict[int, Tensor]) -> bool:
         try:

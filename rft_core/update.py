@@ -119,9 +119,10 @@ def update_policy(
     is_behind = len(plan) > 1 or any(is_compared)  # no loss compares what experts wrote with another policy
     passes = _passes_before(state, reference, update, is_behind, (plan[:num_passes], of_critic[:num_passes]))
     counter.total = _num_micro_batches(state, plan, of_critic, passes, update)
-    scores = Scores(**{name: _score(*parts, update, name) for name, parts in passes.items()})
     state.begin_ema(training.ema_decay)
-    steps = [_optimizer_step(state, *parts, scores, update) for parts in zip(plan, of_critic, strict=True)]
+    with state.policy.training(training.compile is True, training.activation_checkpointing):
+        scores = Scores(**{name: _score(*parts, update, name) for name, parts in passes.items()})
+        steps = [_optimizer_step(state, *parts, scores, update) for parts in zip(plan, of_critic, strict=True)]
     made = [row for row, _ in steps]
     adapt(state, row_of_table, merge_sums(sums for _, of_step in steps for sums in of_step), rows)
     return pa.Table.from_pylist(made, schema=UPDATES.schema)

@@ -18,7 +18,7 @@ from data_contracts.store import Store
 from rft_core.config import Recipe
 from rft_core.critic_settings import check_critic
 from rft_core.errors import ContentChanged, SettingsError
-from rft_core.hardware import use_threads
+from rft_core.hardware import keep_freed_memory, use_threads
 from rft_core.mixtures import refuse_experts
 from rft_core.model_folder import model_digest
 from rft_core.phases import phase_recipes, phases_named
@@ -101,6 +101,7 @@ def open_run(
     recipe = resolved(recipe, root, read_recipe(folder) if present is not None else None)
     recipes = phase_recipes(recipe)
     use_threads(recipe.execution.threads)
+    keep_freed_memory()
     models = PhaseModels(root, name, recipes, Ledger(folder), {**taken, **identities_of(present)}, past, watcher)
     run = _Run(root, name, recipe, models, watcher, remake, pinned_identity or {})
     at = phase_at(models.ledger, recipes, taken)

@@ -13,10 +13,10 @@ SEMANTICS: dict[str, int] = {
     "rollouts": 2,
     "rewards": 1,
     "advantages": 1,
-    "update": 1,
+    "update": 2,
     "evaluation": 1,
     "given": 2,
-    "token_scores": 1,
+    "token_scores": 2,
 }
 
 STAGE_SOURCES: dict[str, tuple[str, ...]] = {
@@ -79,6 +79,7 @@ STAGE_SOURCES: dict[str, tuple[str, ...]] = {
     "update": (
         "rft_core/adaptive.py",
         "rft_core/algorithms.py",
+        "rft_core/attending.py",
         "rft_core/batching.py",
         "rft_core/critic.py",
         "rft_core/critic_settings.py",
@@ -89,6 +90,7 @@ STAGE_SOURCES: dict[str, tuple[str, ...]] = {
         "rft_core/kernels/*.py",
         "rft_core/kl_controller.py",
         "rft_core/likelihood_weights.py",
+        "rft_core/layers.py",
         "rft_core/losses.py",
         "rft_core/mini_batches.py",
         "rft_core/model_reading.py",
@@ -97,6 +99,7 @@ STAGE_SOURCES: dict[str, tuple[str, ...]] = {
         "rft_core/mixtures.py",
         "rft_core/offline_algorithms.py",
         "rft_core/optimizer.py",
+        "rft_core/packing.py",
         "rft_core/pairing.py",
         "rft_core/policy.py",
         "rft_core/preference.py",
@@ -117,12 +120,15 @@ STAGE_SOURCES: dict[str, tuple[str, ...]] = {
     ),
     "evaluation": ("rft_core/evaluation.py", "rft_core/seeds.py"),
     "token_scores": (
+        "rft_core/attending.py",
         "rft_core/batching.py",
         "rft_core/critic.py",
         "rft_core/critic_settings.py",
         "rft_core/kernels/*.py",
+        "rft_core/layers.py",
         "rft_core/model_reading.py",
         "rft_core/optimizer.py",
+        "rft_core/packing.py",
         "rft_core/policy.py",
         "rft_core/score_policy.py",
         "rft_core/token_scores.py",

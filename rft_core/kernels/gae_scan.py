@@ -14,13 +14,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rft_core.kernels.implementation import implementation
+
 
 def gae_scan(
     rewards_RT: Tensor, values_RT: Tensor, mask_RT: Tensor, after_R: Tensor, gamma: float, lam: float
 ) -> Tensor:
     """float64[R, T]: A of each token of the mask, 0 elsewhere. On a CUDA device by the Triton kernel."""
     _check(rewards_RT, values_RT, mask_RT, after_R)
-    if rewards_RT.device.type == "cuda":
+    if implementation(rewards_RT.device) == "triton":
         from rft_core.kernels import gae_scan_triton  # an extra that a CPU does without
 
         return gae_scan_triton.gae_scan(rewards_RT, values_RT, mask_RT, after_R, gamma, lam)

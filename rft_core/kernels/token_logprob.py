@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rft_core.kernels.implementation import implementation
+
 BUFFER_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 27}  # 16 MiB stays near the caches of a CPU; a GPU wants large launches
 LOWEST = -1e30  # finite stand-in for log 0
 
@@ -48,18 +50,12 @@ class _TokenLogprob(torch.autograd.Function):
     def forward(
         ctx: Any, logits_TV: Tensor, targets_T: Tensor, temperature: float, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        num_tokens = logits_TV.shape[0]
-        logprob_T, entropy_T, logsumexp_T = logits_TV.new_empty((3, num_tokens), dtype=torch.float32)
-        for rows, x, p in _chunks(logits_TV, temperature):
-            chosen = x.gather(-1, targets_T[rows, None]).squeeze(-1)
-            top = x.amax(-1)
-            x -= top[:, None]
-            torch.exp(x, out=p)
-            total = p.sum(-1)
-            logsumexp_T[rows] = top + total.log()
-            logprob_T[rows] = chosen - logsumexp_T[rows]
-            # A logit of -inf contributes 0 to the entropy, and 0 * -inf would be NaN.
-            entropy_T[rows] = total.log() - p.mul_(x.clamp_min_(LOWEST)).sum(-1) / total
+        if implementation(logits_TV.device) == "triton":
+            from rft_core.kernels.token_logprob_triton import forward
+
+            logprob_T, entropy_T, logsumexp_T = forward(logits_TV, targets_T, temperature)
+        else:
+            logprob_T, entropy_T, logsumexp_T = _forward(logits_TV, targets_T, temperature)
         ctx.save_for_backward(logits_TV, targets_T, logsumexp_T, entropy_T)
         ctx.temperature = temperature
         if not entropy_gradient:
@@ -70,19 +66,54 @@ class _TokenLogprob(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_logprob_T: Tensor, grad_entropy_T: Tensor) -> tuple[Tensor, None, None, None]:
         logits_TV, targets_T, logsumexp_T, entropy_T = ctx.saved_tensors
-        grad_TV = torch.empty_like(logits_TV)
-        for rows, x, p in _chunks(logits_TV, ctx.temperature):
-            x -= logsumexp_T[rows, None]
-            torch.exp(x, out=p)
-            scale = -grad_logprob_T[rows, None]
-            if ctx.entropy_gradient:
-                x.clamp_min_(LOWEST).add_(entropy_T[rows, None]).mul_(-grad_entropy_T[rows, None]).add_(scale)
-                p *= x
-            else:
-                p *= scale
-            p.scatter_add_(-1, targets_T[rows, None], grad_logprob_T[rows, None].contiguous())
-            grad_TV[rows] = p if ctx.temperature == 1 else p.div_(ctx.temperature)
+        of_entropy_T = grad_entropy_T if ctx.entropy_gradient else None
+        if implementation(logits_TV.device) == "triton":
+            from rft_core.kernels.token_logprob_triton import backward
+        else:
+            backward = _backward
+        grad_TV = backward(logits_TV, targets_T, ctx.temperature, logsumexp_T, entropy_T, grad_logprob_T, of_entropy_T)
         return grad_TV, None, None, None
+
+
+def _forward(logits_TV: Tensor, targets_T: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """logprob, entropy and logsumexp of each token, float32."""
+    logprob_T, entropy_T, logsumexp_T = logits_TV.new_empty((3, len(logits_TV)), dtype=torch.float32)
+    for rows, x, p in _chunks(logits_TV, temperature):
+        chosen = x.gather(-1, targets_T[rows, None]).squeeze(-1)
+        top = x.amax(-1)
+        x -= top[:, None]
+        torch.exp(x, out=p)
+        total = p.sum(-1)
+        logsumexp_T[rows] = top + total.log()
+        logprob_T[rows] = chosen - logsumexp_T[rows]
+        # A logit of -inf contributes 0 to the entropy, and 0 * -inf would be NaN.
+        entropy_T[rows] = total.log() - p.mul_(x.clamp_min_(LOWEST)).sum(-1) / total
+    return logprob_T, entropy_T, logsumexp_T
+
+
+def _backward(
+    logits_TV: Tensor,
+    targets_T: Tensor,
+    temperature: float,
+    logsumexp_T: Tensor,
+    entropy_T: Tensor,
+    grad_logprob_T: Tensor,
+    grad_entropy_T: Tensor | None,
+) -> Tensor:
+    """The gradient of the logits, in their type."""
+    grad_TV = torch.empty_like(logits_TV)
+    for rows, x, p in _chunks(logits_TV, temperature):
+        x -= logsumexp_T[rows, None]
+        torch.exp(x, out=p)
+        scale = -grad_logprob_T[rows, None]
+        if grad_entropy_T is not None:
+            x.clamp_min_(LOWEST).add_(entropy_T[rows, None]).mul_(-grad_entropy_T[rows, None]).add_(scale)
+            p *= x
+        else:
+            p *= scale
+        p.scatter_add_(-1, targets_T[rows, None], grad_logprob_T[rows, None].contiguous())
+        grad_TV[rows] = p if temperature == 1 else p.div_(temperature)
+    return grad_TV
 
 
 def _chunks(logits_TV: Tensor, temperature: float) -> Iterator[tuple[slice, Tensor, Tensor]]:

@@ -4,14 +4,16 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from rft_core import policy as policy_module
 from rft_core.batching import TrainRow, micro_batches
 from rft_core.config import ModelSettings
 from rft_core.errors import ModelUnreadable, SettingsError
+from rft_core.packing import packed_micro_batches
 from rft_core.policy import AdapterOff, Policy, load_reference
-from tests.tiny import make_tiny_model, make_tiny_tokenizer
+from tests.rft_core.families import FAMILIES, make_family
+from tests.tiny import make_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -83,15 +85,27 @@ def test_shared_and_plain_layouts_are_equal(folder, lora_rank):
                 weight += 0.05 if ".lora_B." in name else 0.0
     rows = ragged_rows()
     plain = logprobs_and_gradients(policy, micro_batches(rows, 10_000, False), rows)
-    for budget in (60, 150, 10_000):
-        shared = logprobs_and_gradients(policy, micro_batches(rows, budget, True), rows)
-        assert max((a - b).abs().max() for a, b in zip(plain[0], shared[0], strict=True)) <= 3e-5
+    others = [micro_batches(rows, budget, True) for budget in (60, 150, 10_000)]
+    others += [packed_micro_batches(rows, budget, True) for budget in (1, 60, 150, 10_000)]
+    others += [packed_micro_batches(rows, 100, False)]
+    for batches in others:
+        shared = logprobs_and_gradients(policy, batches, rows)
+        assert max((a - b).abs().max() for a, b in zip(plain[0], shared[0], strict=True)) <= 1e-5
         assert relative_error(shared[1], plain[1]) <= 1e-5
 
 
-def test_head_in_pieces_is_equal(folder, monkeypatch):
-    policy, rows = load(folder), ragged_rows()
+def test_head_with_an_adapter_is_computed_in_pieces(tmp_path, monkeypatch):
+    """What an adapter adds to the head is not in its weight, so the head is called."""
+    policy = load(make_family(tmp_path, "llama"), lora_rank=2, lora_targets=["lm_head"])
+    rows = ragged_rows()
+    with torch.no_grad():
+        for master in policy.master:
+            master += 0.05
     whole = logprobs_and_gradients(policy, policy.micro_batches(rows, 10_000), rows)
+    expected = logprobs_of_plain_forwards(policy, rows)
+    (batch,) = policy.micro_batches(rows, 10_000)
+    found = policy.token_logprobs(batch, 1.0)[0].split(batch.lengths)
+    assert all((f - expected[i]).abs().max() <= 1e-5 for f, i in zip(found, batch.row_indices, strict=True))
     monkeypatch.setattr(policy_module, "MAX_LOGITS", 259 * 16)  # 16 rows at once
     pieces = logprobs_and_gradients(policy, policy.micro_batches(rows, 10_000), rows)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(whole[0], pieces[0], strict=True))
@@ -157,37 +171,106 @@ def test_reference_of_full_training_is_a_frozen_copy(folder):
     assert torch.equal(reference.token_logprobs(batch, 1.0)[0], policy.token_logprobs(batch, 1.0)[0].detach())
 
 
-def test_a_model_that_caps_logits_and_has_a_window_is_computed_as_itself(tmp_path):
-    config = Gemma2Config(
-        vocab_size=259,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        final_logit_softcapping=2.0,
-        sliding_window=8,
-        initializer_range=0.3,
+def logprobs_of_plain_forwards(policy: Policy, rows: list[TrainRow]) -> list[torch.Tensor]:
+    """Each row alone, by the module's own attention and logits."""
+    found = []
+    for row in rows:
+        ids = torch.from_numpy(np.concatenate([row.prompt_token_ids, row.completion_token_ids]))[None]
+        start = len(row.prompt_token_ids)
+        log_p = torch.log_softmax(policy.module(ids).logits[0, start - 1 : -1], -1)
+        found.append(log_p.gather(-1, ids[0, start:, None])[:, 0])
+    return found
+
+
+def test_a_window_shorter_than_rows_is_computed_as_itself(tmp_path):
+    policy = load(make_family(tmp_path, "gemma2", sliding_window=8))
+    assert not policy.is_packed and not policy.shared_prefix
+    rows = ragged_rows()
+    expected = logprobs_of_plain_forwards(policy, rows)
+    for batch in policy.micro_batches(rows, 100):
+        for index, found in zip(
+            batch.row_indices, policy.token_logprobs(batch, 1.0)[0].split(batch.lengths), strict=True
+        ):
+            assert (found - expected[index]).abs().max() <= 3e-5
+
+
+def test_rows_longer_than_a_window_are_padded_and_the_others_packed(tmp_path):
+    policy = load(make_family(tmp_path, "gemma2", sliding_window=40))
+    assert policy.is_packed
+    rows = ragged_rows()
+    expected = logprobs_of_plain_forwards(policy, rows)
+    batches = policy.micro_batches(rows, 100)
+    assert {batch.segments is None for batch in batches} == {True, False}
+    for batch in batches:
+        for index, found in zip(
+            batch.row_indices, policy.token_logprobs(batch, 1.0)[0].split(batch.lengths), strict=True
+        ):
+            assert (found - expected[index]).abs().max() <= 3e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_rows_equal_plain_forwards_in_every_family(tmp_path, family):
+    """Logprobs within 1e-5 and gradients within 1e-5 of each row alone, by the module's own attention and head."""
+    policy = load(make_family(tmp_path, family))
+    assert policy.is_packed and policy.has_plain_head and policy.shared_prefix and policy.notes == []
+    rows = ragged_rows()
+    expected = logprobs_of_plain_forwards(policy, rows)
+    for master in policy.master:
+        master.grad = None
+    loss = sum(
+        (logprobs * torch.linspace(index + 1.0, 1.0, len(logprobs))).sum() for index, logprobs in enumerate(expected)
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        Gemma2ForCausalLM(config).save_pretrained(tmp_path)
-    make_tiny_tokenizer().save_pretrained(tmp_path)
-    policy = load(tmp_path)
+    loss.backward()
+    gradients = [master.grad.clone() for master in policy.master]
+    for master in policy.master:
+        master.grad = None
+    for batch in policy.micro_batches(rows, 150):
+        assert batch.segments is not None
+        logprobs_T, _ = policy.token_logprobs(batch, 1.0)
+        loss = 0.0
+        for index, found in zip(batch.row_indices, logprobs_T.split(batch.lengths), strict=True):
+            assert (found - expected[index]).abs().max() <= 1e-5
+            loss = loss + (found * torch.linspace(index + 1.0, 1.0, len(found))).sum()
+        loss.backward()
+    assert relative_error([master.grad for master in policy.master], gradients) <= 1e-5
+
+
+def test_logits_of_another_form_are_computed_by_the_model_itself(folder, monkeypatch):
+    class Doubled(Policy):
+        @classmethod
+        def read(cls, *args):
+            module = Policy.read(*args)
+            module.register_forward_hook(lambda module, args, output: setattr(output, "logits", output.logits * 2))
+            return module
+
+    policy = Doubled.load(ModelSettings(path=str(folder), device="cpu", dtype="float32"), folder, seed=3)
     assert not policy.has_plain_head
     assert any("logits of this model" in note for note in policy.notes)
     rows = ragged_rows()
-    with torch.no_grad():
-        for batch in policy.micro_batches(rows, 100):
-            for index, found in zip(
-                batch.row_indices, policy.token_logprobs(batch, 1.0)[0].split(batch.lengths), strict=True
-            ):
-                row = rows[index]
-                ids = torch.from_numpy(np.concatenate([row.prompt_token_ids, row.completion_token_ids]))[None]
-                logits = policy.module(ids).logits[0, len(row.prompt_token_ids) - 1 : -1]
-                expected = torch.log_softmax(logits, -1).gather(-1, ids[0, len(row.prompt_token_ids) :, None])[:, 0]
-                assert (found - expected).abs().max() <= 3e-5
+    expected = logprobs_of_plain_forwards(policy, rows)
+    for batch in policy.micro_batches(rows, 100):
+        for index, found in zip(
+            batch.row_indices, policy.token_logprobs(batch, 1.0)[0].split(batch.lengths), strict=True
+        ):
+            assert (found - expected[index]).abs().max() <= 3e-5
+
+
+def test_an_attention_that_is_not_by_segments_pads_with_a_note(folder, monkeypatch):
+    def refuses(*args, **kwargs):
+        raise ValueError("sinks")
+
+    monkeypatch.setattr("rft_core.attending.packed_attention", refuses)
+    policy = load(folder)
+    assert not policy.is_packed and policy.shared_prefix
+    assert any("cannot be computed on packed rows" in note for note in policy.notes)
+
+
+def test_generation_finds_the_attention_that_it_left(folder):
+    policy = load(folder)
+    before = policy.module.config._attn_implementation
+    (batch,) = policy.micro_batches(ragged_rows(), 10_000)
+    policy.token_logprobs(batch, 1.0)
+    assert policy.module.config._attn_implementation == before
 
 
 def test_shared_prefix_can_be_switched_off(folder):
