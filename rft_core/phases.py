@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 NAMES_PHASE = "phase:"  # begins the path of a model that an earlier phase trained
 PHASE_NAME = r"^[a-z][a-z0-9_-]{0,31}$"
+DATA_SECTIONS = ("data", "experts")
 CAUSAL = "causal"  # the head of a language model, by the names of model_reading.HEADS
 # Section and setting -> what a model must have been trained as; `model.path` also takes the head that the phase trains.
 HEADS_FOR = {
@@ -34,7 +35,6 @@ HEADS_FOR = {
     "teacher.path": (CAUSAL,),
     "evaluation.reference": (CAUSAL,),
 }
-DATA = ("data", "experts")  # sections of a source: one of another source has nothing in common with it
 TRAINED_AS = {CAUSAL: "language model", "sequence_labels": "reward model", "token_labels": "process reward model"}
 
 
@@ -42,8 +42,10 @@ def _section(name: str) -> Any:
     description = f"Settings of this phase over the recipe's `{name}`."
     if name == "model":
         description += " path: phase:NAME is what an earlier phase trained; without it, the last language model."
-    if name in DATA:
+    if name in DATA_SECTIONS:
         description += " With a source or a mixture of its own nothing of the recipe's is taken."
+    if name == "experts":
+        description += " null: none in this phase."
     return Field(default_factory=dict, description=description)
 
 
@@ -60,7 +62,7 @@ class PhaseSettings(Settings):
     training: dict[str, Any] = _section("training")
     critic: dict[str, Any] = _section("critic")
     teacher: dict[str, Any] = _section("teacher")
-    experts: dict[str, Any] = _section("experts")
+    experts: dict[str, Any] | None = _section("experts")
     evaluation: dict[str, Any] = _section("evaluation")
 
 
@@ -118,15 +120,7 @@ def with_recipes(recipe: Recipe, recipes: dict[str, Recipe]) -> Recipe:
     if not recipe.phases:
         return recipes[MAIN]
     phases = [
-        PhaseSettings(
-            name=name,
-            steps=own.steps,
-            **{
-                section: getattr(own, section).model_dump(mode="json")
-                for section in SECTIONS
-                if getattr(own, section) is not None
-            },
-        )
+        PhaseSettings(name=name, steps=own.steps, **own.model_dump(mode="json", include=set(SECTIONS)))
         for name, own in recipes.items()
     ]
     execution = next(iter(recipes.values())).execution
@@ -178,10 +172,9 @@ def _values_of(recipe: Recipe, phase: PhaseSettings, before: dict[str, Recipe]) 
     values |= {"steps": phase.steps, "seed": derive(recipe.seed, "phase", phase.name)}
     for section in SECTIONS:
         given = getattr(phase, section)
-        if section in DATA and _names_source(given):
-            values[section] = given
-        elif given:
-            values[section] = _laid_over(values[section], given, section)
+        is_alone = given is None or (section in DATA_SECTIONS and _names_source(given))
+        if given != {}:
+            values[section] = given if is_alone else _laid_over(values[section], given, section)
     language_models = [name for name, own in before.items() if trained_head(own) == CAUSAL]
     if "path" not in phase.model and language_models:
         values["model"]["path"] = NAMES_PHASE + language_models[-1]

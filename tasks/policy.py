@@ -86,7 +86,7 @@ class Policies:
 
     def release(self) -> None:
         """Let go of all weights: the phase is over."""
-        self._resident = self._state = self._reference = None
+        self._resident = self._state = self._reference = self.teacher = None
         gc.collect()  # modules and their hooks refer to each other
 
     def begin_update(self) -> None:

@@ -22,16 +22,22 @@ def recipe_in(folder, **changes):
         "data": {"record": "demonstrations", "source": "pairs.jsonl", "heldout_fraction": 0.2},
         "algorithm": {"name": "sft"},
         "reward": {"functions": []},
-        "evaluation": {"every": 0},
     }
-    reinforce = {"name": "reinforce", "steps": 3, "algorithm": {"kl_coefficient": 0.1}}
+    reinforce = {
+        "name": "reinforce",
+        "steps": 3,
+        "algorithm": {"kl_coefficient": 0.1},
+        "rollout": {"group_size": 4, "max_completion_tokens": 6, "block_groups": 2},
+        "evaluation": {"every": 3, "prompts": 3, "samples": 2, "pass_at": [2]},
+    }
     return write_recipe(
         folder,
         model,
         steps=6,
         phases=[warm_up, reinforce],
         training__checkpoint_every=2,
-        evaluation__every=3,
+        rollout={"prompts_per_step": 6},
+        evaluation={"every": 0},
         **changes,
     )
 

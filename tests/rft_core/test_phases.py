@@ -73,6 +73,15 @@ def test_sections_within_sections_are_laid_over_too():
     assert (own.reward.steps.split, own.reward.steps.tag, own.reward.missing) == ("tags", "idea", "unscored")
 
 
+def test_experts_may_be_left_out_of_a_phase():
+    experts = {"source": "/demonstrations.jsonl", "per_step": 4}
+    mix = {**GRPO, "name": "mix", "algorithm": {"name": "mix"}}
+    made = recipe(mix, {**GRPO, "experts": None}, {**mix, "name": "more", "experts": {"per_step": 2}}, experts=experts)
+    found = [own.experts and own.experts.per_step for own in phase_recipes(recipe_of(made.model_dump())).values()]
+    assert found == [4, None, 2]
+    assert resolved_yaml(recipe_of(yaml.safe_load(resolved_yaml(made)))) == resolved_yaml(made)
+
+
 def test_a_recipe_without_phases_is_its_own():
     plain = recipe_of({**values(), "steps": 1, "reward": REWARD})
     assert phase_recipes(plain) == {"main": plain} and with_recipes(plain, {"main": plain}) is plain
