@@ -65,6 +65,7 @@ def preferred(
 
 
 TWO_STEPS = "training.mini_batches=2"  # the second optimizer step of a batch meets ratios other than 1
+CRITIC = "critic.learning_rate=2e-3"  # that of the policy
 STALE = "rollout.ahead=1"  # completions of the policy one step back
 
 CASES = {
@@ -92,6 +93,7 @@ CASES = {
         sampled("gspo"),
         sampled("rloo"),
         sampled("reinforce_plus_plus", TWO_STEPS),
+        sampled("ppo", TWO_STEPS, CRITIC),
         sampled("online_dpo", margin=0.2),
         sampled("topr", STALE, "algorithm.advantage=group_mean"),
         sampled("m2po", STALE),
