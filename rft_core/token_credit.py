@@ -216,7 +216,7 @@ def token_inputs(
     masks = policy_masks(rollouts)
     gaps = values = None
     after: Scores = {}
-    if algorithm.credit_scorers and token_scores is None:
+    if (algorithm.reward_kl or algorithm.needs_critic) and token_scores is None:
         reads = "takes the KL from the reward" if algorithm.reward_kl else "reads a critic's values"
         raise ContractError(f"{algorithm.name} {reads} and needs token_scores, got none")
     if algorithm.reward_kl:

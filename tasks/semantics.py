@@ -63,6 +63,7 @@ STAGE_SOURCES: dict[str, tuple[str, ...]] = {
         "rft_core/entropy_options.py",
         "rft_core/joined.py",
         "rft_core/kernels/gae_scan*.py",
+        "rft_core/kernels/implementation.py",
         "rft_core/mixed_algorithms.py",
         "rft_core/mixtures.py",
         "rft_core/offline_algorithms.py",

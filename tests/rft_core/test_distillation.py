@@ -249,6 +249,11 @@ def test_a_teacher_with_fewer_logits_is_refused(folders, tmp_path):
 
 def test_a_teacher_that_cannot_share_prompts_needs_a_policy_that_does_not(folders):
     policy, teacher = teacher_of(folders[0]), teacher_of(folders[1], shared_prefix=False)
+    refuse_other_layout(policy, teacher)  # packed rows are for all who know how
+    teacher.is_packed = False
+    with pytest.raises(SettingsError, match="must be computed on packed rows as the policy's is"):
+        refuse_other_layout(policy, teacher)
+    policy.is_packed = False
     with pytest.raises(
         SettingsError, match=r"shared_prefix must be false with this teacher: .* up to 512 tokens, .* 0"
     ):

@@ -47,6 +47,7 @@ NEUTRAL = {
     "rft_core.preference_settings",
     "rft_core.hardware",
     "rft_core.phases",
+    "rft_core.rollout_settings",
     "rft_core.settings",
     "rft_core.vllm_settings",
 }
@@ -61,10 +62,14 @@ OF_ANOTHER_STAGE = {
         "rft_core.seeds",
     },
     "rollouts": {
+        "rft_core.attending",
         "rft_core.batching",
         "rft_core.checkpoint",
         "rft_core.rewards.event_loop",
+        "rft_core.kernels.linear_logprob",
         "rft_core.kernels.token_logprob",
+        "rft_core.layers",
+        "rft_core.packing",
         "rft_core.data.examples",
         "rft_core.data.faults",
         "rft_core.data.masks",
