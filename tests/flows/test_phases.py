@@ -183,7 +183,7 @@ def test_what_is_wrong_with_a_later_phase_is_said_at_the_start(tmp_path, model):
 def test_export_and_evaluation_take_a_phase(copied, phase):
     folder = export_run(copied, "x", copied / "out", phase=phase)
     assert distance(folder, copied / "checkpoints" / policy(copied, phase)) == 0.0
-    recipe, name = evaluation_recipe(copied, "x", None, [], phase)
+    recipe, name = evaluation_recipe(copied, "x", None, [], phase=phase)
     assert not recipe.phases and recipe.steps == 0
     train(recipe=recipe, run=name, root=str(copied))
     found = {row["metric"]: row["value"] for row in status_of(str(copied), name)["evaluations"]}
