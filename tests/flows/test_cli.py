@@ -27,7 +27,7 @@ COMMANDS = {
         "--verbose",
     },
     "bench": {"--root", "--json"},
-    "evaluate": {"--recipe", "--phase", "--set", "--root", "--json", "--verbose"},
+    "evaluate": {"--recipe", "--phase", "--ema", "--set", "--root", "--json", "--verbose"},
     "rescore": {"--set", "--step", "--phase", "--root", "--json", "--verbose"},
     "score": {"--reward", "--set", "--out", "--root", "--json", "--verbose"},
     "runs": {"--root", "--json"},
