@@ -81,14 +81,14 @@ def test_damage_of_what_a_run_began_with_is_named(tmp_path, name, content):
 def test_compile_is_chosen_once_by_the_number_of_steps(monkeypatch):
     def chosen(steps: int, began_with: Recipe | None = None, **training):
         asked = Recipe.model_validate({**SETTINGS, "steps": steps, "training": training})
-        return resolved(asked, Path("m"), began_with)
+        return resolved(asked, ROOT, began_with)
 
-    monkeypatch.setattr("tasks.runs.has_compiler", lambda device: True)
+    monkeypatch.setattr("tasks.resolving.has_compiler", lambda device: True)
     assert [chosen(steps).training.compile for steps in (49, 50)] == [False, True]
     # A run that goes on for longer keeps what it began with.
     assert chosen(80, chosen(2)).training.compile is False
     assert chosen(2, compile=True).training.compile is True
-    monkeypatch.setattr("tasks.runs.has_compiler", lambda device: False)
+    monkeypatch.setattr("tasks.resolving.has_compiler", lambda device: False)
     assert chosen(50).training.compile is False
     with pytest.raises(SettingsError, match="compiler"):
         chosen(50, compile=True)
