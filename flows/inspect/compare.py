@@ -24,12 +24,14 @@ def compare(root: str, first: str, second: str) -> dict[str, Any]:
     """`runs`: both heads; `settings` that differ; `evaluations` of equal steps side by side, each with its interval;
     `last`: those of each run's last policy, with the paired difference second - first over the prompts that both asked;
     `timings` by stage. What one run has alone is null in the other. Interval and num_prompts are null and 0 where
-    nothing can be paired: no prompt in common, other graders, likelihoods of given completions.
+    nothing can be paired: no prompt in common, other graders, likelihoods of given completions. Of a run with phases
+    evaluations are those of its newest phase.
 
     Raises SettingsError for an unknown run, and for a recipe that is not valid in this release.
     """
     views = (open_run(root, first), open_run(root, second))
-    found = [{(row["metric"], row["step"]): row for row in evaluations_of(view)} for view in views]
+    parts = (views[0].of_phase(), views[1].of_phase())
+    found = [{(row["metric"], row["step"]): row for row in evaluations_of(part)} for part in parts]
     timings = [timings_of(view) for view in views]
     return {
         "runs": [head_of(view) for view in views],
@@ -43,7 +45,7 @@ def compare(root: str, first: str, second: str) -> dict[str, Any]:
             }
             for metric, step in sorted({*found[0], *found[1]}, key=lambda key: (_place(key[0]), key[1]))
         ],
-        "last": [_last(views, metric, found) for metric in sorted({m for of in found for m, _ in of}, key=_place)],
+        "last": [_last(parts, metric, found) for metric in sorted({m for of in found for m, _ in of}, key=_place)],
         "timings": [
             {"stage": stage, "first": _median(timings[0], stage), "second": _median(timings[1], stage)}
             for stage in dict.fromkeys([*timings[0], *timings[1]])

@@ -125,6 +125,9 @@ def test_the_command_line_tells_phases_apart(warmed):
     assert "--phase must be one of run x, got 'g'" in wrong
     assert "--step must be a step from 1 to 2 of run x, got 4" in said("pin", "x", "--step", "4")
     assert learned_lines(learned(str(warmed), "x"))[0].startswith("warm-up: loss: ")
+    compared = json.loads(said("compare", "x", "x", "--json"))
+    assert {row["first"]["phase"] for row in compared["evaluations"]} == {"grpo"}
+    assert {row["difference"] for row in compared["last"]} == {0.0}
 
 
 def test_lineage_leads_from_grpo_to_the_lines_that_supervision_read(warmed):
