@@ -66,7 +66,7 @@ def print_verdict(verdict: Verdict, seconds: float) -> None:
     case = verdict.case
     for label, outcomes in ((case.name, verdict.outcomes), (f"{case.name} control", verdict.control)):
         for o in outcomes:
-            numbers = (f"{value:.4g}" for value in (o.before, o.after, o.gain(case.falls), o.error))
+            numbers = (f"{value:.4g}" for value in (o.before, o.after, o.gain(case), o.error))
             print(COLUMNS.format(label, o.seed, *numbers))
     control = verdict.control_gain
     against = "" if control is None else f", control {control.mean:+.4g} +- {control.error:.2g}"

@@ -17,7 +17,8 @@ LN2 = math.log(2)
 
 @dataclass(frozen=True)
 class Case:
-    """One algorithm on the task. A gain is a change of `metric` for the better.
+    """One algorithm on the task. A gain is a change of `metric` for the better, counted from `chance` where the metric
+    starts below: preference_accuracy starts at 0, all pairs being ties, and knowing nothing gives half of them.
 
     `margin` is what the mean gain over the seeds must reach, `least` what each seed's last value must; `start` is each
     seed's first value and `first_loss` the loss of its first update, both exactly.
@@ -33,6 +34,7 @@ class Case:
     least: float | None = None
     start: float | None = None
     first_loss: float | None = None
+    chance: float | None = None
 
 
 def sampled(name: str, *sets: str, margin: float = 0.3) -> Case:
@@ -55,13 +57,14 @@ def preferred(
     margin: float = 1.0,
     least: float | None = None,
     first_loss: float | None = None,
+    chance: float | None = None,
 ) -> Case:
     """Held-out margin in nats, from 0, of right answers over those of other prompts. The control compares two answers
     of other prompts: with flipped pairs, whose one side is right, likelihood of either side would teach the task."""
     files = ("data.source={task}/pairs-train.jsonl", "data.heldout_source={task}/pairs-heldout.jsonl")
     own = (f"algorithm.name={name}", f"data.record={record}", *files, *sets)
     control = ("data.source={task}/pairs-control.jsonl",)
-    return Case(name, "given", metric, margin, own, control, least=least, start=0.0, first_loss=first_loss)
+    return Case(name, "given", metric, margin, own, control, False, least, 0.0, first_loss, chance)
 
 
 TWO_STEPS = "training.mini_batches=2"  # the second optimizer step of a batch meets ratios other than 1
@@ -83,9 +86,10 @@ CASES = {
             "steps=60",
             "rollout.prompts_per_step=64",
             metric="preference_accuracy",
-            margin=0.9,
+            margin=0.4,
             least=0.9,
             first_loss=LN2,
+            chance=0.5,
         ),
         sampled("grpo", TWO_STEPS),
         sampled("dapo", TWO_STEPS),

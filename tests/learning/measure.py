@@ -33,8 +33,10 @@ class Outcome:
         """Of the change, as if the two were of different prompts: they are of the same, so it is at most this."""
         return math.hypot(self.before_error, self.after_error)
 
-    def gain(self, falls: bool) -> float:
-        return self.before - self.after if falls else self.after - self.before
+    def gain(self, case: Case) -> float:
+        if case.falls:
+            return self.before - self.after
+        return self.after - (self.before if case.chance is None else max(self.before, case.chance))
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ class Gain:
     error: float
 
     @classmethod
-    def of(cls, outcomes: list[Outcome], falls: bool) -> Gain:
-        changes = [outcome.gain(falls) for outcome in outcomes]
+    def of(cls, outcomes: list[Outcome], case: Case) -> Gain:
+        changes = [outcome.gain(case) for outcome in outcomes]
         between = statistics.variance(changes) / len(changes) if len(changes) > 1 else 0.0
         within = statistics.mean(o.error**2 for o in outcomes)
         return cls(statistics.mean(changes), math.sqrt(between + within))
@@ -82,8 +84,8 @@ def run_case(runs: Runs, case: Case, seeds: tuple[int, ...], task: Path, root: P
 
 
 def judge(case: Case, outcomes: list[Outcome], control: list[Outcome]) -> Verdict:
-    gain = Gain.of(outcomes, case.falls)
-    control_gain = Gain.of(control, case.falls) if control else None
+    gain = Gain.of(outcomes, case)
+    control_gain = Gain.of(control, case) if control else None
     faults = [
         f"seed {o.seed} {what} {found:.6g}, must be {wanted:.6g}"
         for o in outcomes

@@ -83,9 +83,12 @@ CASE = Case("toy", "sampled", "mean_reward", 0.3, (), ())
 
 def test_a_gain_has_the_errors_of_seeds_and_of_prompts():
     # Gains .3, .5 and .7: mean .5, variance .04 / 3 over the seeds; over the prompts (.1^2 + .1^2 + .2^2) / 3 = .02.
-    gain = Gain.of([outcome(0, 0.2, 0.5, 0.1), outcome(1, 0.2, 0.7, 0.1), outcome(2, 0.2, 0.9, 0.2)], falls=False)
+    gain = Gain.of([outcome(0, 0.2, 0.5, 0.1), outcome(1, 0.2, 0.7, 0.1), outcome(2, 0.2, 0.9, 0.2)], CASE)
     assert (gain.mean, gain.error) == (pytest.approx(0.5), pytest.approx((0.04 / 3 + 0.02) ** 0.5))
-    assert Gain.of([outcome(0, 1.0, 0.4)], falls=True).mean == pytest.approx(0.6)
+    assert Gain.of([outcome(0, 1.0, 0.4)], replace(CASE, falls=True)).mean == pytest.approx(0.6)
+    # Of a metric that starts below chance only what is above chance counts.
+    assert Gain.of([outcome(0, 0.0, 0.9)], replace(CASE, chance=0.5)).mean == pytest.approx(0.4)
+    assert Gain.of([outcome(0, 0.6, 0.9)], replace(CASE, chance=0.5)).mean == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(
