@@ -38,6 +38,7 @@ def test_every_stage_names_its_sources():
 NEUTRAL = {
     "rft_core",
     "rft_core.kernels",
+    "rft_core.kernels.implementation",
     "rft_core.algorithm_settings",
     "rft_core.config",
     "rft_core.data.settings",
@@ -57,7 +58,11 @@ OF_ANOTHER_STAGE = {
         "rft_core.seeds",
     },
     "rollouts": {
+        "rft_core.attending",
         "rft_core.batching",
+        "rft_core.layers",
+        "rft_core.packing",
+        "rft_core.kernels.linear_logprob",
         "rft_core.kernels.token_logprob",
         "rft_core.data.examples",
         "rft_core.data.faults",
