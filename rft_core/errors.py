@@ -29,6 +29,10 @@ class EngineUnavailable(TransientError):
     """A rollout engine cannot be reached or died."""
 
 
+class CompilerFailed(TransientError):
+    """The compiler behind torch.compile failed on code that torch could make: memory, disk, or its own fault."""
+
+
 class GraderUnavailable(TransientError):
     """So many rewards could not be computed that the table would mislead."""
 
