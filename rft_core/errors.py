@@ -33,6 +33,10 @@ class WrongWeights(FatalError):
     """A rollout engine holds other weights than the policy's, and loading them again did not help."""
 
 
+class CompilerFailed(TransientError):
+    """The compiler behind torch.compile failed on code that torch could make: memory, disk, or its own fault."""
+
+
 class GraderUnavailable(TransientError):
     """So many rewards could not be computed that the table would mislead."""
 

@@ -16,7 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint
+
+from rft_core.errors import CompilerFailed
 
 Forward = Callable[..., Any]
 # Errors of torch.compile for a layer that it cannot take; others are ours to see.
@@ -53,12 +56,19 @@ class Layers:
     def compile(self, warm_up: Callable[[], Any]) -> None:
         """`warm_up` computes forward and backward of the micro-batch from which the code is made.
 
-        Raises one of COMPILING_FAILS where torch cannot compile the layers.
+        Raises one of COMPILING_FAILS where torch cannot compile the layers, CompilerFailed where the compiler failed:
+        another process may succeed, and would compute other bits.
         """
         self._compiled = [torch.compile(layer.forward, dynamic=True, fullgraph=True) for layer in self.layers]
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), self._replaced(self._compiled):
             warnings.simplefilter("ignore")  # about dependencies of the compiler, and what it would do on other devices
-            warm_up()
+            try:
+                warm_up()
+            except BackendCompilerFailed as error:
+                raise CompilerFailed(
+                    f"compiling the decoder layers must succeed, found {type(error).__name__}: {error}; try again with "
+                    "more free memory and disk, or start a run with training.compile: false"
+                ) from error
 
     @contextmanager
     def _replaced(self, forwards: list[Forward]) -> Iterator[None]:

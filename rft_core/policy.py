@@ -195,10 +195,11 @@ class Policy:
     def _compile(self) -> bool:
         """Compile the layers from a micro-batch that is always the same; False, with a note, where that cannot be."""
         rows = warm_up_rows(self.module.get_input_embeddings().weight.shape[0])
-        (batch,) = self.micro_batches(rows, 100_000)
+        # Longer than some windows: what is computed does not matter, how it is laid out does.
+        batches = packed_micro_batches(rows, 100_000, True) if self.is_packed else self.micro_batches(rows, 100_000)
 
         def warm_up() -> None:
-            self.hidden_states(batch).float().sum().backward()
+            self.hidden_states(batches[0]).float().sum().backward()
 
         try:
             self.layers.compile(warm_up)

@@ -38,6 +38,7 @@ def test_every_stage_names_its_sources():
 NEUTRAL = {
     "rft_core",
     "rft_core.kernels",
+    "rft_core.kernels.implementation",
     "rft_core.algorithm_settings",
     "rft_core.config",
     "rft_core.data.settings",
