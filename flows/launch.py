@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -29,11 +31,10 @@ def launch_train(
         with_folders(own, root)
     _find_modules_here()
     with prefect_server(root):
-        from flows.train import WATCHERS, train
+        from flows.train import train
 
         mend_orphans(root)
-        with LiveWatcher(name, steps_of(recipe), quietly) as watcher:
-            WATCHERS[name] = watcher
+        with LiveWatcher(name, steps_of(recipe), quietly) as watcher, _watching(name, watcher):
             train(recipe=recipe, run=name, root=str(root), accept_new_code=accept_new_code, remake=remake)
     if not quietly:
         print_learned(root, name)
@@ -56,12 +57,10 @@ def launch_rerun(
     _find_modules_here()
     with prefect_server(root):
         from flows.rerun import rerun, rerun_recipe
-        from flows.train import WATCHERS
 
         mend_orphans(root)
         recipe = rerun_recipe(root, run, stage, overrides, at, phase)
-        with LiveWatcher(new, steps_of(recipe)) as watcher:
-            WATCHERS[new] = watcher
+        with LiveWatcher(new, steps_of(recipe)) as watcher, _watching(new, watcher):
             rerun(
                 run=run,
                 stage=stage,
@@ -73,6 +72,18 @@ def launch_rerun(
                 phase=phase,
             )
     print_learned(root, new)
+
+
+@contextmanager
+def _watching(run: str, watcher: LiveWatcher) -> Iterator[None]:
+    """Nobody else's run of that name, later in this process, is watched by it."""
+    from flows.train import WATCHERS
+
+    WATCHERS[run] = watcher
+    try:
+        yield
+    finally:
+        del WATCHERS[run]
 
 
 def steps_of(recipe: Recipe) -> dict[str, int]:

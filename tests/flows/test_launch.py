@@ -5,6 +5,7 @@ import json
 import pytest
 
 from flows.launch import launch_rerun, launch_train
+from flows.train import WATCHERS
 from rft_core.recipes import load_recipe
 from tests.faults.harness import REWARD, write_recipe
 from tests.tiny import make_tiny_model
@@ -23,5 +24,6 @@ def test_files_and_modules_of_the_users_folder_are_found(prefect_api, tmp_path, 
     recipe = load_recipe("recipe.yaml", [MODULE, "model.path=model"])
     launch_train(tmp_path / "root", recipe, "x", accept_new_code=False)
     launch_rerun(tmp_path / "root", "x", "rewards", None, "doubled", [FILE], accept_new_code=False)
+    assert WATCHERS == {}  # another run called x, later in this process, has a display of its own
     parent = json.loads((tmp_path / "root/runs/doubled/run.json").read_text())["parent"]
     assert f"{tmp_path}/rewards.py:low_letters" in parent["overrides"][0]
