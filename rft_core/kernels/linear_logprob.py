@@ -81,9 +81,8 @@ def linear_logprob(
             f"hidden states [T, D], weight [V, D] and targets [T] must fit, got {tuple(hidden_TD.shape)}, "
             f"{tuple(weight_VD.shape)} and {tuple(targets_T.shape)}"
         )
-    return _LinearLogprob.apply(
-        hidden_TD, weight_VD, bias_V, targets_T, float(temperature), form, entropy_gradient, kept_logits
-    )
+    options = (float(temperature), form, entropy_gradient, kept_logits)
+    return _LinearLogprob.apply(hidden_TD, weight_VD, bias_V, targets_T, *options)
 
 
 @dataclass
