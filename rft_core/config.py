@@ -64,7 +64,7 @@ class TrainingSettings(Settings):
     mini_batches: int = Field(1, ge=1, description="Optimizer steps per pass over a step's rows; groups stay whole.")
     epochs: int = Field(1, ge=1, description="Passes over a step's rows.")
     micro_batch_tokens: int = Field(
-        1024,
+        2048,
         ge=1,
         description="Token budget of one forward and backward: higher is faster on a GPU and takes more "
         "memory; results change by rounding only.",
@@ -78,9 +78,10 @@ class TrainingSettings(Settings):
     )
     compile: Literal["auto"] | bool = Field(
         "auto",
-        description="Compile the decoder layers of the update: faster, results change by rounding. auto: on a CPU, in "
-        "runs of 50 steps or more, where a compiler is found: compiling takes half a minute the first time and seconds "
-        "from its cache. Resolved once, at the start of a run.",
+        description="Compile the decoder layers of the update: faster, results change by rounding. auto: on a CPU "
+        "with AMX, in runs of 50 steps or more, where a compiler is found: compiling takes half a minute the first "
+        "time, seconds from its cache, and without AMX matrix products outweigh what it saves. Resolved once, at the "
+        "start of a run.",
     )
     activation_checkpointing: bool = Field(
         False,

@@ -50,6 +50,11 @@ def has_native_bfloat16(device: str) -> bool:
     return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
+def has_matrix_unit() -> bool:
+    """Whether this CPU multiplies matrices by AMX, several times faster than by vectors: all else then weighs more."""
+    return "amx_bf16" in cpu_flags()
+
+
 def cpu_flags(cpu_info: Path = CPU_INFO) -> frozenset[str]:
     """Instruction sets that the kernel names; empty where there is no such file (macOS, Windows)."""
     try:

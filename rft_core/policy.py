@@ -36,7 +36,7 @@ from rft_core.seeds import derive
 ATTENTION = {"cpu": "eager", "cuda": "sdpa"}
 # Elsewhere fused attention takes a mask of shared prompts and stores no scores.
 PACKED_DEVICES = ("cpu",)
-# More logits than this (256 MiB in float32) are computed in pieces, and once more in the backward pass.
+# More logits than this (128 MiB in bfloat16) are computed once more in the backward pass.
 MAX_LOGITS = 1 << 26
 # What two layouts of the same tokens may differ by at the probe, in nats: rounding, or another function altogether.
 PROBE_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
@@ -236,6 +236,7 @@ class Policy:
                 bias_V=head.bias,
                 form=form,
                 entropy_gradient=entropy_gradient,
+                kept_logits=MAX_LOGITS,
             )
 
         def piece(hidden: Tensor, targets: Tensor) -> tuple[Tensor, ...]:

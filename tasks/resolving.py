@@ -8,7 +8,7 @@ from typing import Any
 from rft_core.config import Recipe
 from rft_core.engines.batch_budget import batch_token_budget
 from rft_core.errors import SettingsError
-from rft_core.hardware import default_threads, has_compiler, resolve_device, resolve_dtype
+from rft_core.hardware import default_threads, has_compiler, has_matrix_unit, resolve_device, resolve_dtype
 from rft_core.phases import phase_recipes, phases_named, with_recipes
 from rft_core.rewards.scoring_models import resolve_scoring_models
 from tasks.model_paths import with_folders
@@ -62,7 +62,7 @@ def _resolved(recipe: Recipe, root: Path, began_with: Recipe | None, behind: Pat
         every = 10 if device == "cpu" and model.lora_rank == 0 else 1
         training = training.model_copy(update={"checkpoint_every": every})
     if training.compile == "auto":
-        pays = device == "cpu" and recipe.steps >= COMPILED_FROM_STEPS and has_compiler(device)
+        pays = device == "cpu" and has_matrix_unit() and recipe.steps >= COMPILED_FROM_STEPS and has_compiler(device)
         training = training.model_copy(update={"compile": pays})
     elif training.compile and not has_compiler(device):
         raise SettingsError("training.compile true needs a C++ compiler on a CPU (g++), Triton on CUDA; found none")

@@ -21,7 +21,7 @@ from typing import Any
 from flows.bench.process import run_measured
 
 MODEL = "smollm2-135m"
-ROUNDS = 5
+ROUNDS = 3
 PROMPT_TOKENS = 44
 PEER_ROWS = 8  # of a padded micro-batch of the ragged case, which would not fit into memory at once
 

@@ -12,7 +12,7 @@ weight is then one matrix product, whose sum over tokens is in float32 inside. M
 of the weight add up in float32.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -67,8 +67,10 @@ def linear_logprob(
     bias_V: Tensor | None = None,
     form: HeadForm = PLAIN,
     entropy_gradient: bool = False,
+    kept_logits: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """(logprob_T, entropy_T) in nats, float32. The entropy is differentiable only with `entropy_gradient`.
+    """(logprob_T, entropy_T) in nats, float32. The entropy is differentiable only with `entropy_gradient`. Up to
+    `kept_logits` of the logits, if not float32, are kept for the backward pass instead of computed again.
 
     Matrix products are in the type of hidden states and weights, their logits rounded to it; all else is in float32.
     A weight that is tied to the embedding gets its part of the gradient as from any other head.
@@ -79,7 +81,8 @@ def linear_logprob(
             f"hidden states [T, D], weight [V, D] and targets [T] must fit, got {tuple(hidden_TD.shape)}, "
             f"{tuple(weight_VD.shape)} and {tuple(targets_T.shape)}"
         )
-    return _LinearLogprob.apply(hidden_TD, weight_VD, bias_V, targets_T, float(temperature), form, entropy_gradient)
+    options = (float(temperature), form, entropy_gradient, kept_logits)
+    return _LinearLogprob.apply(hidden_TD, weight_VD, bias_V, targets_T, *options)
 
 
 @dataclass
@@ -208,10 +211,16 @@ class _LinearLogprob(torch.autograd.Function):
         temperature: float,
         form: HeadForm,
         entropy_gradient: bool,
+        kept_logits: int,
     ) -> tuple[Tensor, Tensor]:
         pointwise = _pointwise(hidden_TD.device)
         running = Running.start(hidden_TD, len(targets_T))
+        room = 0 if hidden_TD.dtype == torch.float32 or not any(ctx.needs_input_grad) else kept_logits
+        ctx.kept = []  # of the first pieces
         for piece in _pieces(hidden_TD, weight_VD, bias_V, targets_T, temperature, form):
+            room -= piece.logits_TC.numel()
+            if room >= 0:
+                ctx.kept.append(piece.logits_TC.clone())
             pointwise.accumulate(piece, running)
         log_total_T = running.total_T.log()
         logsumexp_T = running.top_T + log_total_T
@@ -227,24 +236,32 @@ class _LinearLogprob(torch.autograd.Function):
         hidden_TD, weight_VD, bias_V, targets_T, logsumexp_T, entropy_T = ctx.saved_tensors
         pointwise = _pointwise(hidden_TD.device)
         gradients = _Gradients.of(hidden_TD, weight_VD, bias_V, ctx.needs_input_grad)
-        for piece in _pieces(hidden_TD, weight_VD, bias_V, targets_T, ctx.temperature, ctx.form):
+        for piece in _pieces(hidden_TD, weight_VD, bias_V, targets_T, ctx.temperature, ctx.form, ctx.kept):
             rows = piece.rows
             of_entropy = grad_entropy_T[rows] if ctx.entropy_gradient else None
             slopes = Slopes(logsumexp_T[rows], entropy_T[rows], grad_logprob_T[rows], of_entropy)
             gradients.add(piece, pointwise.differentiate(piece, slopes))
-        return *gradients.made(), None, None, None, None
+        return *gradients.made(), None, None, None, None, None
 
 
 def _pieces(
-    hidden_TD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, targets_T: Tensor, temperature: float, form: HeadForm
+    hidden_TD: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_T: Tensor,
+    temperature: float,
+    form: HeadForm,
+    kept: Sequence[Tensor] = (),
 ) -> Iterator[Piece]:
-    """Blocks of tokens, and for each the vocabulary piece by piece. What a piece holds is overwritten by the next."""
+    """Blocks of tokens, and for each the vocabulary piece by piece. What a piece holds is overwritten by the next.
+    `kept` are the logits of the first pieces."""
     kind = _kind(hidden_TD)
     num_tokens, vocabulary = len(hidden_TD), len(weight_VD)
     block = max(1, min(num_tokens, MAX_BLOCK[kind]))
     width = min(vocabulary, max(LEAST_PIECE, PIECE_ELEMENTS[kind] // block))
     room = hidden_TD.new_empty(block * width)
     room32 = room if hidden_TD.dtype == torch.float32 else room.new_empty(block * width, dtype=torch.float32)
+    remembered = iter(kept)
     for first in range(0, num_tokens, block):
         hidden = hidden_TD[first : first + block]
         rows = slice(first, first + len(hidden))
@@ -252,7 +269,11 @@ def _pieces(
             columns = slice(start, min(start + width, vocabulary))
             shape = (len(hidden), columns.stop - start)
             logits_TC = room[: shape[0] * shape[1]].view(shape)
-            torch.mm(hidden, weight_VD[columns].t(), out=logits_TC)
+            known = next(remembered, None)
+            if known is None:
+                torch.mm(hidden, weight_VD[columns].t(), out=logits_TC)
+            else:
+                logits_TC.copy_(known)
             yield Piece(
                 rows,
                 start,

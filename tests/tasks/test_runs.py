@@ -84,6 +84,9 @@ def test_compile_is_chosen_once_by_the_number_of_steps(monkeypatch):
         return resolved(asked, ROOT, began_with)
 
     monkeypatch.setattr("tasks.resolving.has_compiler", lambda device: True)
+    monkeypatch.setattr("tasks.resolving.has_matrix_unit", lambda: False)
+    assert chosen(50).training.compile is False
+    monkeypatch.setattr("tasks.resolving.has_matrix_unit", lambda: True)
     assert [chosen(steps).training.compile for steps in (49, 50)] == [False, True]
     # A run that goes on for longer keeps what it began with.
     assert chosen(80, chosen(2)).training.compile is False

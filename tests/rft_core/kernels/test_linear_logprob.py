@@ -67,6 +67,20 @@ def test_bfloat16_is_rounded_and_no_more():
         assert (found - expected).norm() <= TOLERANCES[torch.bfloat16] * expected.norm()
 
 
+@pytest.mark.parametrize("kept_logits", [70 * 64, 70 * 150, 70 * 300])  # one piece, two, all
+def test_kept_logits_change_no_bit(kept_logits):
+    """A second backward pass finds them as the first did."""
+    (hidden_TD, weight_VD), targets_T = _inputs((70, 300, 16), torch.bfloat16, False)
+    results = []
+    for kept in (0, kept_logits):
+        logprob_T, _ = linear_logprob(hidden_TD, weight_VD, targets_T, kept_logits=kept)
+        for retain in (True, False):
+            gradients = torch.autograd.grad(logprob_T.sum(), (hidden_TD, weight_VD), retain_graph=retain)
+            results.append([logprob_T.detach(), *gradients])
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
 def test_values_by_hand():
     # hidden 1, weights 0 and ln 3: logits 0 and ln 3, p = 1/4 and 3/4. d logprob of token 0 = (3/4, -3/4) by logits, so
     # by hidden -3/4 ln 3, by the weights the same (3/4, -3/4).
