@@ -17,7 +17,7 @@ PACKED = "rft_packed"  # a name in transformers' registry; a model that knows no
 
 @contextmanager
 def attending(module: Any, batch: MicroBatch, dtype: torch.dtype, device: torch.device) -> Iterator[dict[str, Any]]:
-    """What to call the module with. A packed batch switches its attention for so long."""
+    """What to call the module with. A packed batch switches its attention for so long: one thread at a time."""
     inputs = {
         "input_ids": batch.input_ids_SL.to(device),
         "position_ids": batch.position_ids_SL.to(device),

@@ -28,13 +28,14 @@ class Computed:
 
     def __init__(self) -> None:
         self.policies: dict[str, Policy] = {}
-        self.lock = threading.Lock()  # transformers changes global state while it loads a model
+        # transformers changes global state while it loads a model, a policy its module's attention while it computes.
+        self.lock = threading.Lock()
 
     def __call__(self, weights: str, prompt: list[int], completion: list[int], temperature: float) -> list[float]:
         with self.lock:
             if weights not in self.policies:
                 self.policies[weights] = load(weights)
-        return logprobs_of(self.policies[weights], prompt, completion, temperature).tolist()
+            return logprobs_of(self.policies[weights], prompt, completion, temperature).tolist()
 
 
 def shift(policy: Policy, by: float) -> None:
