@@ -22,8 +22,6 @@ from torch.utils.checkpoint import checkpoint
 from rft_core.errors import CompilerFailed
 
 Forward = Callable[..., Any]
-# Errors of torch.compile for a layer that it cannot take; others are ours to see.
-COMPILING_FAILS = (RuntimeError, TypeError, AttributeError, NotImplementedError)
 
 
 @dataclass
@@ -56,7 +54,7 @@ class Layers:
     def compile(self, warm_up: Callable[[], Any]) -> None:
         """`warm_up` computes forward and backward of the micro-batch from which the code is made.
 
-        Raises one of COMPILING_FAILS where torch cannot compile the layers, CompilerFailed where the compiler failed:
+        Raises TorchDynamoException where torch cannot compile the layers, CompilerFailed where the compiler failed:
         another process may succeed, and would compute other bits.
         """
         self._compiled = [torch.compile(layer.forward, dynamic=True, fullgraph=True) for layer in self.layers]

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
 from torch.utils.checkpoint import checkpoint
 
 from rft_core.attending import attending
@@ -27,7 +28,7 @@ from rft_core.errors import SettingsError
 from rft_core.hardware import resolve_device, resolve_dtype
 from rft_core.kernels.linear_logprob import PLAIN, HeadForm, linear_logprob
 from rft_core.kernels.token_logprob import token_logprob
-from rft_core.layers import COMPILING_FAILS, Layers
+from rft_core.layers import Layers
 from rft_core.model_reading import read_module
 from rft_core.packing import packed_micro_batches, warm_up_rows
 from rft_core.seeds import derive
@@ -203,7 +204,7 @@ class Policy:
 
         try:
             self.layers.compile(warm_up)
-        except COMPILING_FAILS as error:
+        except TorchDynamoException as error:
             self.notes.append(f"layers of this model cannot be compiled, they run as they are: {type(error).__name__}")
             return False
         finally:

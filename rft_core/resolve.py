@@ -319,6 +319,11 @@ def _refuse_resampling(algorithm: Algorithm, settings: AlgorithmSettings) -> Non
         )
     if algorithm.dynamic_sampling and not algorithm.samples:
         raise SettingsError(f"algorithm.dynamic_sampling has no effect: {algorithm.name} takes what the data gives")
+    if algorithm.dynamic_sampling and algorithm.has_baselines:
+        raise SettingsError(
+            "algorithm.dynamic_sampling must be false with advantage greedy_baseline: only the prompts that a step "
+            "begins with have a greedy completion, fresh ones would have none"
+        )
     for name in ("filter_on", "max_resample_rounds", "duplicate_to_fill"):
         if _is_set(settings, name) and not algorithm.dynamic_sampling:
             raise SettingsError(f"algorithm.{name} has no effect without dynamic_sampling")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,23 @@ def on_server(prefect_api: dict[str, str]) -> Iterator[None]:
 
     with temporary_settings({PREFECT_API_URL: prefect_api["PREFECT_API_URL"]}):
         yield
+
+
+@pytest.fixture(scope="module")
+def warmed(on_server: None, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of supervision and then reinforcement, on the module's model."""
+    from tests.flows.phase_runs import run
+
+    root = tmp_path_factory.mktemp("warmed")
+    run(root, model, "sft_then_grpo")
+    return root
+
+
+@pytest.fixture
+def copied(warmed: Path, tmp_path: Path) -> Path:
+    """That run to do things to; paths in it lead to the copy."""
+    shutil.copytree(warmed, tmp_path / "root")
+    return tmp_path / "root"
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -12,6 +11,7 @@ from data_contracts.ledger import Ledger
 from data_contracts.store import Store
 from flows.train import train
 from rft_core.recipes import load_recipe
+from tests.flows.small_runs import Row
 
 SMALL = [
     "model.dtype=float32",
@@ -34,7 +34,6 @@ def varied(rows):
     return [len(set(row.completion_text)) / 10 for row in rows]
 """
 CORRECT = "phases.1.evaluation.correct_component=numeric_answer"
-Row = dict[str, Any]
 
 
 def run(root: Path, model: Path, recipe: str, *overrides: str, name: str = "x") -> None:
@@ -63,12 +62,3 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def distance(one: Path, other: Path) -> float:
     before, after = weights(one), weights(other)
     return max(float((after[name] - before[name]).abs().max()) for name in before.keys() & after.keys())
-
-
-def logprobs(module: Any, row: Row) -> torch.Tensor:
-    """Of the completion's trained tokens, by the model itself."""
-    ids = torch.tensor([*row["prompt_token_ids"], *row["completion_token_ids"]])
-    with torch.no_grad():
-        scores = module(ids[None]).logits[0].double().log_softmax(-1)
-    of_targets = scores[:-1].gather(1, ids[1:, None])[:, 0][len(row["prompt_token_ids"]) - 1 :]
-    return of_targets[torch.tensor(row["completion_mask"])]

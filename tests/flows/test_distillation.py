@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,25 +17,12 @@ from flows.rerun import rerun
 from flows.train import train
 from rft_core.errors import ContentChanged, SettingsError
 from rft_core.recipes import load_recipe
+from tests.flows.small_runs import SAMPLED, Row, weights_digest
 from tests.tiny import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_server")]
-SMALL = [
-    "steps=2",
-    "model.dtype=float32",
-    "model.device=cpu",
-    "data.size=60",
-    "rollout.prompts_per_step=4",
-    "rollout.group_size=2",
-    "rollout.max_completion_tokens=6",
-    "training.learning_rate=0.003",
-    "training.checkpoint_every=2",
-    "evaluation.every=0",
-    "execution.threads=1",
-    "execution.retries=0",
-]
+SMALL = [*SAMPLED, "steps=2", "rollout.group_size=2", "rollout.max_completion_tokens=6"]
 NO_REWARD = "reward.functions=[]"
-Row = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +39,6 @@ def run(root: Path, models: tuple[Path, Path], *overrides: str, name: str = "x",
 def table(root: Path, step: int, stage: str, record: str | None = None, name: str = "x", number: int = 0) -> list[Row]:
     entry = Ledger(root / "runs" / name).get("main", step, stage, number)
     return Store(str(root)).read(entry.refs[record or stage]).to_pylist()
-
-
-def weights_digest(root: Path, name: str = "x") -> str:
-    policy = Ledger(root / "runs" / name).entries("checkpoint")[-1].policy.policy_id
-    return json.loads((root / "checkpoints" / policy / "manifest.json").read_text())["weights_digest"]
 
 
 def log_probabilities(folder: Path, row: Row) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -30,7 +29,8 @@ from rft_core.phases import phase_recipes
 from rft_core.policy import Policy
 from rft_core.recipes import load_recipe
 from tests.faults.harness import all_digests
-from tests.flows.phase_runs import distance, logprobs, policy, run, table
+from tests.flows.phase_runs import distance, policy, run, table
+from tests.flows.small_runs import logprobs
 from tests.tiny import make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_server")]
@@ -39,20 +39,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_server")]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def warmed(on_server, model, tmp_path_factory):
-    root = tmp_path_factory.mktemp("warmed")
-    run(root, model, "sft_then_grpo")
-    return root
-
-
-@pytest.fixture
-def copied(warmed, tmp_path):
-    """The run to do things to; paths in it lead to the copy."""
-    shutil.copytree(warmed, tmp_path / "root")
-    return tmp_path / "root"
 
 
 def test_grpo_starts_from_what_supervision_left(warmed, model):

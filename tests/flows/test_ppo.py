@@ -19,23 +19,18 @@ from flows.train import train
 from rft_core.errors import ContractError, SettingsError
 from rft_core.recipes import load_recipe
 from tests.faults.harness import REWARD, all_digests
+from tests.flows.small_runs import SAMPLED
 from tests.tiny import make_tiny_classifier, make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("on_server")]
 SMALL = [
+    *SAMPLED,
     "steps=2",
-    "model.dtype=float32",
-    "model.device=cpu",
-    "data.size=60",
-    "rollout.prompts_per_step=4",
     "rollout.group_size=2",
     "rollout.max_completion_tokens=8",
-    "training.learning_rate=0.003",
     "training.checkpoint_every=1",
     "critic={learning_rate: 0.003, warmup_steps: 1}",
     "evaluation={every: 2, prompts: 3, samples: 1, pass_at: [1]}",
-    "execution.threads=1",
-    "execution.retries=0",
 ]
 
 

@@ -207,6 +207,19 @@ def test_given_rows_are_distilled_too(folders):
     assert own == expert
 
 
+def test_a_critic_on_the_policys_trunk_learns_beside_it(folders):
+    """The three losses are summed, and each is what it is without the others."""
+    shared = {"critic": {"shared_trunk": True}}
+    (teaching,) = Taught(*folders, {"distillation": {"beta": 0.0}}).update(*tables())
+    (valuing,) = Trainer(folders[0], {"name": "ppo"}, **shared).update(*tables())
+    (both,) = Taught(*folders, {"name": "ppo", "distillation": {"coefficient": 0.5, "beta": 0.0}}, **shared).update(
+        *tables()
+    )
+    assert both["value_loss"] == pytest.approx(valuing["value_loss"], rel=1e-6) and both["value_loss"] > 0
+    assert both["distillation_loss"] == pytest.approx(teaching["distillation_loss"], rel=1e-6)  # before its coefficient
+    assert both["loss"] == pytest.approx(valuing["loss"] + 0.5 * teaching["loss"], rel=1e-6)
+
+
 def test_it_adds_to_a_policy_loss(folders):
     alone = Taught(*folders, {"distillation": {"beta": 0.0}}).update(*tables())[0]["loss"]
     policy = Trainer(folders[0], {"name": "dapo", "dynamic_sampling": False}).update(*tables())[0]["loss"]

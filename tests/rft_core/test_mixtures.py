@@ -187,6 +187,7 @@ NONSENSE = [
     ({"name": "grpo", "select": "passing"}, "select has no effect with advantage group_zscore; it is read by selected"),
     ({"name": "mix", "pass_threshold": 0.5}, "pass_threshold has no effect with advantage group_zscore"),
     ({"name": "raft", "advantage": "none", "select": "passing"}, "select has no effect with advantage none"),
+    ({"name": "remax", "dynamic_sampling": True}, "dynamic_sampling must be false with advantage greedy_baseline"),
     ({"name": "grpo", "duplicate_to_fill": True}, "duplicate_to_fill has no effect without dynamic_sampling"),
     ({"name": "mix", "old_source": "behaviour", "correction": "mask"}, "is to the behaviour policy itself"),
 ]

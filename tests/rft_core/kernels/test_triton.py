@@ -1,7 +1,6 @@
 """Triton's kernels on its interpreter, which runs them on a CPU: what they compute, not how fast."""
 
 import math
-import os
 
 import pytest
 import torch
@@ -13,8 +12,6 @@ from rft_core.kernels.linear_logprob import HeadForm, linear_logprob, linear_log
 from rft_core.kernels.token_logprob import token_logprob, token_logprob_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: it decides when a kernel is defined
 pytest.importorskip("triton")
 
 from rft_core.kernels import linear_logprob_triton, token_logprob_triton  # noqa: E402
