@@ -73,6 +73,8 @@ class ScorePolicy(Policy):
     def _agrees(self, batch: MicroBatch, expected: dict[int, Tensor]) -> bool:
         try:
             found = self.hidden_states(batch).split(batch.lengths)
+        except torch.OutOfMemoryError:  # says nothing of the model
+            raise
         except (TypeError, ValueError, RuntimeError, AttributeError):  # a family that takes no such mask or positions
             return False
         pairs = [(found[index], expected[row]) for index, row in enumerate(batch.row_indices)]

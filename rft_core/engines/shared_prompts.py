@@ -248,6 +248,8 @@ def find_sharing(module: Any, device: torch.device | str) -> Sharing:
     another state than keys and values, or that do not look attention up, show here."""
     try:
         return _compare(module, device)
+    except torch.OutOfMemoryError:  # says nothing of the model, and another process would find otherwise
+        raise
     except (UnsupportedAttention, TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
         name = "" if isinstance(error, UnsupportedAttention) else f"{type(error).__name__}: "
         return Sharing(f"{name}{error}".splitlines()[0])

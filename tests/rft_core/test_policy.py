@@ -265,6 +265,17 @@ def test_an_attention_that_is_not_by_segments_pads_with_a_note(folder, monkeypat
     assert any("cannot be computed on packed rows" in note for note in policy.notes)
 
 
+def test_too_little_memory_says_nothing_of_a_model(folder, monkeypatch):
+    """Else the layout, and with it the bits, would depend on what else was running."""
+
+    def fails(*args, **kwargs):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr("rft_core.attending.packed_attention", fails)
+    with pytest.raises(torch.OutOfMemoryError):
+        load(folder)
+
+
 def test_generation_finds_the_attention_that_it_left(folder):
     policy = load(folder)
     before = policy.module.config._attn_implementation

@@ -54,6 +54,16 @@ def test_another_function_of_the_same_shape_shows() -> None:
     assert "logprobs differ" in (find_sharing(module, "cpu").refusal or "")
 
 
+def test_too_little_memory_says_nothing_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    module = make_family("llama")
+    monkeypatch.setattr(SharedPrompts, "step", fails)
+    with pytest.raises(torch.OutOfMemoryError):
+        find_sharing(module, "cpu")
+
+
 def _rescaled(attention: Any, arguments: Any, named: dict[str, Any]) -> None:
     is_shared = attention.config._attn_implementation == "rft_shared_prompts"
     attention.scaling = attention.head_dim**-0.5 * (1.5 if is_shared else 1.0)
