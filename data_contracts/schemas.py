@@ -288,7 +288,7 @@ UPDATES = _record(
         _column("policy_loss", pa.float64(), "The policy term alone."),
         _column("value_loss", pa.float64(), "Loss of the critic, before its coefficient.", null="no critic"),
         _column("value_clip_ratio", pa.float64(), "Share of trained tokens whose value is clipped.", null="no critic"),
-        _column("explained_variance", pa.float64(), "1 - var(return - value) / var(return).", null="or equal returns"),
+        _column("explained_variance", pa.float64(), "1 - var(error) / var(return).", null="no critic or equal returns"),
         _column("value_grad_norm", pa.float64(), "Of the critic, before clipping.", null="no critic with own weights"),
         _column("value_learning_rate", pa.float64(), "Of the critic in this optimizer step.", null="no critic"),
         _column("own_loss", pa.float64(), "Loss over own rows, before its weight.", null="no mixture with experts"),

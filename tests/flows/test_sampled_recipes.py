@@ -3,6 +3,7 @@ the Hugging Face model itself, and that the weights moved."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from pathlib import Path
@@ -50,12 +51,16 @@ def folder_of(root: Path, step: int) -> Path:
 
 
 def assert_trained(root: Path, model: Path, made: list[Row], num_rows: int) -> None:
-    """Every row of a group with a spread is trained and no other; and the last weights are not the first."""
+    """Every row of a group with a spread is trained and no other; and the weights moved."""
     assert len(made) == num_rows
     for group in groups(made).values():
         rewards = [row["reward"] for row in group]
         has_signal = len(group) == 1 or max(rewards) > min(rewards)
         assert {row["drop_reason"] for row in group} == {"none" if has_signal else "zero_variance"}
+    assert_moved(root, model)
+
+
+def assert_moved(root: Path, model: Path) -> None:
     before = AutoModelForCausalLM.from_pretrained(model).state_dict()
     after = AutoModelForCausalLM.from_pretrained(folder_of(root, 2)).state_dict()
     assert max((after[name] - before[name]).abs().max().item() for name in before) > 1e-3
@@ -108,7 +113,11 @@ def test_reinforce_plus_plus_standardises_over_the_step(tmp_path, model):
     assert first["ratio_max"] == 1.0 != second["ratio_max"]
     tokens = [first["trained_tokens"], second["trained_tokens"]]
     assert sum(tokens) == len(returns)
-    assert abs(first["loss"]) > 1e-3  # a half need not have the mean of the whole
+    # Which half went first was drawn: one of that many tokens has this loss, and it is not that of the whole, 0.
+    credit = [((row["reward"] - mean) / deviation, len(row["completion_token_ids"])) for row in made]
+    halves = [half for half in itertools.combinations(credit, 8) if sum(length for _, length in half) == tokens[0]]
+    by_hand = {-sum(value * length for value, length in half) / tokens[0] for half in halves}
+    assert min(abs(first["loss"] - loss) for loss in by_hand) < 1e-5 < 1e-3 < abs(first["loss"])
 
 
 def test_gspo_has_one_ratio_for_a_completion(tmp_path, model):
@@ -178,3 +187,4 @@ def test_online_dpo_sets_the_best_of_a_group_against_its_worst(tmp_path, model):
     assert update["trained_rows"] == 2 * num_pairs
     assert update["loss"] == pytest.approx(math.log(2), abs=1e-12)  # the policy is its reference
     assert table(tmp_path, 2, "update", "updates")[0]["loss"] != pytest.approx(math.log(2), abs=1e-6)
+    assert_moved(tmp_path, model)
